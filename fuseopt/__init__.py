@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Module(types.ModuleType):
-    """This module; it raises NotABackend if somebody calls it as the backend."""
+    """This module; calling it raises NotABackend, which names the backend."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         from .compiler.entry import refuse_module

@@ -1,4 +1,4 @@
-"""FX graph from Dynamo -> Graph."""
+"""Translate an FX graph from Dynamo into a Graph."""
 
 from .trace import Captured, capture
 

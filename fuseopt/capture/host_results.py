@@ -1,8 +1,8 @@
-"""Which results of a captured step are numbers of the host, known before its launch.
+"""Find the results of a captured step that the host computes before the launch.
 
-Dynamo returns a float that a step computed in a 0-d float64 tensor, which its code
-reads as soon as the graph has run. Where the step fills that tensor with a number of
-the host, its contents are written from there, and the launch need not come first.
+Dynamo returns a float that a step computed in a 0-d float64 tensor. Its code reads that
+tensor as soon as the graph has run. If the step only fills the tensor with a number of
+the host, the host writes it. The read then need not wait for the launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .trace import Captured
 
 
 def host_results(captured: Captured) -> dict[int, ScalarRef]:
-    """By buffer of a float64 result without dimensions: the number that fills it."""
+    """Return the number that fills each float64 result without dimensions, by its
+    buffer.
+    """
     graph = captured.graph
     written = {
         graph.final[b]: b
@@ -36,7 +38,8 @@ def host_results(captured: Captured) -> dict[int, ScalarRef]:
 
 
 def read_at_once(captured: Captured, known: Collection[int]) -> bool:
-    """Does the caller of the graph read results at once that only kernels give?
+    """Does the caller of the graph immediately read results that kernels compute?
+
     `known`: the buffers of `host_results`.
     """
     graph, result = captured.graph, captured.result
@@ -51,14 +54,14 @@ def _is_number(graph: Graph, b: int) -> bool:
 
 
 def _is_alone(graph: Graph, b: int) -> bool:
-    """Is a buffer a temp, with memory that no other buffer has?"""
+    """Is a buffer a temp that shares its storage with no other buffer?"""
     storage = graph.buffers[b].storage
     sharing = sum(x.storage == storage for x in graph.buffers)
     return graph.buffers[b].kind == "temp" and sharing == 1
 
 
 def _filling(row: SchedulerNode) -> ScalarRef | None:
-    """The number with which a row fills its result; None if it does more."""
+    """Return the number with which a row fills its result; None if it does more."""
     body = row.body
     is_fill = (
         not row.reads

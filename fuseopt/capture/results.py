@@ -1,7 +1,7 @@
-"""The result of a captured step: a tree of lists and tuples without torch's objects.
+"""Result of a captured step: a tree of lists and tuples without torch's objects.
 
-A leaf is one of the classes here, a `Sym` (a number of the host) or a `NumberRef` (one
-that the step computed).
+A leaf is one of the classes here, a `Sym` (a number of the host) or a `NumberRef` (a
+number that the step computes).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .scalars.host import Sym
 
 @dataclass(frozen=True)
 class Returned:
-    """The tensor of a buffer; where that is its real view, the complex tensor.
+    """Tensor of a buffer; if the buffer is a real view, the complex tensor.
 
-    `again`: another tensor of that buffer is returned too; this one is a view of it.
+    `again`: another returned tensor has the same buffer, and this one is a view of it.
     """
 
     buffer: int
@@ -31,9 +31,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Alias:
-    """A new tensor in the memory of a tensor of the call (`p.detach()`), by its buffer.
+    """New tensor that aliases a tensor of the call (`p.detach()`), by its buffer.
 
-    If the step assigns other memory to that tensor, the alias keeps the memory it had.
+    If the step assigns other memory to that tensor, the alias keeps the old memory.
     """
 
     buffer: int
@@ -41,14 +41,14 @@ class Alias:
 
 @dataclass(frozen=True)
 class Itself:
-    """A tensor of the call, by its index, to which the step assigns other memory."""
+    """Tensor of the call, by its index, to which the step assigns other memory."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Known:
-    """Any other value, which is the same in each call."""
+    """Any other value, equal in each call."""
 
     value: Any
 
@@ -57,14 +57,14 @@ Leaf = Returned | Alias | Itself | Known | Sym | NumberRef
 
 
 def rebuild(result: Any, value: Callable[[Leaf], Any]) -> Any:
-    """The tree with the value of each leaf in its place."""
+    """Return the tree with each leaf replaced by its value."""
     if isinstance(result, Leaf):
         return value(result)
     return type(result)([rebuild(x, value) for x in result])
 
 
 def leaves(result: Any) -> Iterator[Leaf]:
-    """All leaves, in order."""
+    """Yield all leaves, in order."""
     if isinstance(result, Leaf):
         yield result
     else:
@@ -73,8 +73,10 @@ def leaves(result: Any) -> Iterator[Leaf]:
 
 
 def is_of_the_call(result: Any, buffers: Sequence[Buffer]) -> bool:
-    """Is all that is returned known before the step has run: numbers of the host, and
-    tensors that it was given? A tensor may stand for those of lanes, which are not.
+    """Does the result consist of values that exist before the step runs?
+
+    These are numbers of the host and tensors of the call. A known tensor does not
+    count: it may be replaced by the tensors of lanes.
     """
     inputs = ("static", "arg")
     return all(
@@ -86,6 +88,6 @@ def is_of_the_call(result: Any, buffers: Sequence[Buffer]) -> bool:
 
 
 def result_buffers(result: Any) -> list[int]:
-    """The buffers that the caller gets tensors or numbers of, each once, sorted."""
+    """Return the buffers whose tensors or numbers the caller gets, sorted."""
     kinds = (Returned, Alias, NumberRef)
     return sorted({x.buffer for x in leaves(result) if isinstance(x, kinds)})

@@ -1,8 +1,8 @@
 """Run Dynamo's FX graph once on meta tensors, under the Recorder.
 
-`capture(gm, args)` takes the GraphModule and the arguments of a call (real or fake
-tensors and numbers; only their metadata is read) and returns a `Captured`: the Graph,
-the externs' calls, and where the tensors of a call come from.
+`capture(gm, args)` takes the GraphModule and the arguments of a call: real or fake
+tensors and numbers, of which it reads only metadata. It returns a `Captured` with the
+Graph, the calls of externs, and the origin of each tensor.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from .scalars.host import Sym
 class Captured:
     """A captured step.
 
-    The tensors of a call are: first the graph's own (`statics`, by attribute name),
-    then the tensors among the arguments (`tensor_args`, by position). `twins`: index
-    pairs (second, first) of tensors with the same memory and layout, which are one
-    buffer. `complexes`: the indices of tensors whose buffers are their real views.
-    `result`: the graph's output, see `results`. `given`: the memory that tensors of the
-    call are assigned after the step. `aliases`: the buffers of the result's aliases.
-    `beyond`: the first op that does more than treat each element alike; "": none.
-    `dropped`: buffers whose writes were left out, since they are not read afterwards;
-    they must share no memory, as if they were written. `owners`: by buffer, the number
-    of the owner that may be left out of a call with all it reads and writes.
+    The tensors of a call are first the graph's own (`statics`, by attribute name), then
+    the tensors among the arguments (`tensor_args`, by position).
+
+    `twins`: index pairs (second, first) of tensors with the same memory and layout,
+        which are one buffer.
+    `complexes`: the indices of tensors whose buffers are their real views.
+    `result`: the graph's output, see `results`.
+    `given`: the memory that tensors of the call are assigned after the step.
+    `aliases`: the buffers of the result's aliases.
+    `beyond`: the first op that does not treat all elements alike; "" if there is none.
+    `dropped`: buffers whose writes were left out, since nothing reads them afterwards.
+        They must share no memory, as if they were written.
+    `owners`: by buffer, the number of its owner. A call may omit an owner, with all
+        that it reads and writes.
     """
 
     graph: Graph
@@ -60,7 +64,7 @@ class Captured:
 
     @functools.cached_property
     def evaluate(self) -> Evaluator:
-        """Computes the numbers of a call; calls `.item()` only on CPU tensors."""
+        """Evaluator of the numbers of a call; calls `.item()` only on CPU tensors."""
         return evaluator(self.graph.numbers)
 
 
@@ -69,12 +73,12 @@ def capture(
 ) -> Captured:
     """Capture the graph of one step.
 
-    `vector_library`: give the bits of eager's CPU kernels, which take some functions
-    from a vector library, or those of IEEE arithmetic; None decides by the device of
-    each result.
+    `vector_library`: True gives the bits of eager's CPU kernels, which take some
+    functions from a vector library. False gives those of IEEE arithmetic. None decides
+    by the device of each result.
 
-    Raises UnsupportedInput for tensors no kernel can address, CaptureError for a graph
-    that cannot be recorded; both before anything is written.
+    Raises UnsupportedInput for tensors that no kernel can address, and CaptureError for
+    a graph that cannot be recorded. Nothing has been written by then.
     """
     interpreter = Interpreter(gm, args, vector_library)
     interpreter.register_inputs()
@@ -86,7 +90,7 @@ def capture(
     moved = {id(twin): i for i, twin in interpreter.places.moved()}
     sources = frozenset(moved.values())
     aliases: list[int] = []
-    first_of: dict[int, int] = {}  # buffer -> the id of the first tensor of it
+    first_of: dict[int, int] = {}  # buffer -> the id of its first tensor
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -146,8 +150,9 @@ def capture(
 
 
 def _numbered(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """Buffers with storages numbered in order, in place of the recorder's addresses, so
-    that two captures of one step give equal graphs.
+    """Number storages in order, in place of the recorder's addresses.
+
+    Two captures of one step then give equal graphs.
     """
     numbers: dict[int, int] = {}
     return tuple(

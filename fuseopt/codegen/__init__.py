@@ -1,4 +1,4 @@
-"""Kernel -> source text and launch layout, for each target."""
+"""Generate source text and launch layout from a Kernel, for each target."""
 
 from .cpp.kernel import CppTarget
 from .target import Source, Target

@@ -1,8 +1,8 @@
-"""Opcode -> text: how each target writes an instruction, in one table.
+"""Expressions of each opcode for each target, in one table.
 
-`FORMS` has one row per opcode, with the expression of C++ and of Triton over operands
-`{0}`, `{1}`, ...; `cpp` and `triton` choose the one for a dtype. What depends on more
-than the opcode (a load, a constant, a cast) is written by the targets.
+`FORMS` has one row per opcode, with the expressions of C++ and Triton over operands
+`{0}`, `{1}`, ... `cpp` and `triton` choose the one for a dtype. The targets themselves
+write what depends on more than the opcode (a load, a constant, a cast).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..ir.graph import FLOATS, FUNCTIONS, VECTOR, Instr
 class Form(NamedTuple):
     """The expressions of one opcode.
 
-    `cpp` and `triton` serve every dtype, but for integers where there is an own form,
+    `cpp` and `triton` serve every dtype, except integers if they have a separate form,
     and float64 where Triton's differs. `{f}` is the suffix of C's float functions.
     """
 
@@ -29,15 +29,15 @@ class Form(NamedTuple):
 
 
 def _same(text: str) -> Form:
-    """One text for both targets and every dtype."""
+    """Return a Form with one text for both targets and every dtype."""
     return Form(text, text)
 
 
 def _function(name: str, device: str = "", arity: int = 1) -> Form:
-    """A function of <math.h> and of the device's math library.
+    """Return a Form with a function of <math.h> and of the device's math library.
 
-    The latter is what eager's own kernels call, so that the bits are eager's on a GPU.
-    (tl.exp and its kind are faster and less exact.)
+    Eager's own kernels call the latter, so that the bits are eager's on a GPU. (tl.exp
+    and its kind are faster and less exact.)
     """
     args = ", ".join(f"{{{k}}}" for k in range(arity))
     return Form(f"{name}{{f}}({args})", f"libdevice.{device or name}({args})")
@@ -60,8 +60,9 @@ FORMS: dict[str, Form] = {
         cpp_int="{0} * {1} + {2}",
         triton_int="{0} * {1} + {2}",
     ),
-    # GCC makes -(a * b + c) one instruction, which gives 0.0 for -0.0: see `negated`.
-    # Triton's own minus subtracts from 0, which turns 0.0 into 0.0 and not into -0.0
+    # GCC turns -(a * b + c) into one instruction, which gives 0.0 for -0.0: see
+    # `negated`. Triton's own minus subtracts from 0, which turns 0.0 into 0.0 and not
+    # into -0.0
     "neg": Form("negated({0})", "{0} * -1", cpp_int="-{0}"),
     "abs": Form(
         "__builtin_fabs{f}({0})", "tl.abs({0})", cpp_int="{0} < 0 ? -{0} : {0}"
@@ -98,7 +99,7 @@ FORMS: dict[str, Form] = {
     "shl": _same("{0} << {1}"),
     "shr": _same("{0} >> {1}"),
     **{name: _function(name, arity=arity) for name, arity in FUNCTIONS.items()},
-    # of float32 a function of the text, see codegen.triton.power
+    # for float32 a function of the text, see codegen.triton.power
     "pow": Form(
         "pow{f}({0}, {1})", "power({0}, {1})", triton_f64="libdevice.pow({0}, {1})"
     ),
@@ -116,9 +117,9 @@ class Vector(NamedTuple):
     arity: int
 
 
-#: Names that the vendor's library has for functions.
+#: The vendor library's names of functions.
 _VENDOR = {"log": "Ln"}
-#: Accuracies of Sleef's functions where eager takes not those within 1.0 ulp.
+#: Accuracies of Sleef's functions where eager does not use those within 1.0 ulp.
 _SLEEF = {"erfc": "_u15", "hypot": "_u05", "fmod": ""}
 
 
@@ -138,20 +139,20 @@ def _vector(name: str, dtype: str) -> Vector:
 LIBRARY = {
     (name, dtype): _vector(name, dtype) for name in VECTOR for dtype in ("f32", "f64")
 }
-#: Their order in `Library.functions`, which the text knows them by.
+#: Their order in `Library.functions`, by which the text refers to them.
 SYMBOLS = tuple(v.symbol for v in LIBRARY.values())
 LIBRARY["vsqrt", "f32"] = Vector("", "sqrtf", 1)
 LIBRARY["vsqrt", "f64"] = Vector("", "sqrt", 1)
 
 
-#: How the text of a kernel names the functions that call the library.
+#: Names of the text's functions that call the library.
 VECTOR_KINDS = ("sleef", "vendor")
 
 
 def library_call(
     op: str, dtype: str, n: str, args: list[tuple[str, int]], out: str
 ) -> str:
-    """The C++ statement that calls a library on n elements.
+    """Return the C++ statement that calls a library on n elements.
 
     `args` are pointers and their steps: 1, or 0 for one number.
     """
@@ -175,7 +176,8 @@ DEVICE_FUNCTIONS = {
     for name in re.findall(r"libdevice\.(\w+)", text)
 }
 
-#: Type a value has in registers, by IR dtype. In C++ bf16 and f16 are floats, rounded.
+#: The type of a value in registers, by IR dtype. In C++ bf16 and f16 are floats,
+#: rounded.
 CPP_TYPES = {
     "f64": "double",
     "f32": "float",
@@ -188,9 +190,9 @@ CPP_TYPES = {
     "u8": "uint8_t",
     "b8": "bool",
 }
-#: In memory.
+#: The type of a value in memory.
 CPP_STORAGE = {**CPP_TYPES, "bf16": "uint16_t", "f16": "_Float16", "b8": "uint8_t"}
-#: In registers and in memory.
+#: The type of a value in registers and in memory.
 TRITON_TYPES = {
     "f64": "tl.float64",
     "f32": "tl.float32",
@@ -207,7 +209,7 @@ NARROW = frozenset({"bf16", "f16"})
 
 
 def cpp(instr: Instr, args: list[str], dtypes: list[str]) -> str:
-    """The C++ expression of one arithmetic instruction on operands `args`."""
+    """Return the C++ expression of one arithmetic instruction on operands `args`."""
     if instr.op == "bitcast":
         return _cpp_bitcast(args[0], dtypes[0], instr.dtype)
     if instr.op == "cast":
@@ -221,7 +223,7 @@ def cpp(instr: Instr, args: list[str], dtypes: list[str]) -> str:
 
 
 def cpp_cast(x: str, source: str, dtype: str) -> str:
-    """A value of IR dtype `source` as `dtype`, in registers."""
+    """Cast a value of IR dtype `source` to `dtype`, in registers."""
     if dtype in NARROW:
         return f"round_{dtype}((float){x})"
     if dtype == "b8":
@@ -230,14 +232,14 @@ def cpp_cast(x: str, source: str, dtype: str) -> str:
 
 
 def cpp_load(dtype: str, place: str) -> str:
-    """What lies in memory, in registers."""
+    """Convert a number from its form in memory to its form in registers."""
     if dtype in NARROW:
         return f"from_{dtype}({place})"
     return f"{place} != 0" if dtype == "b8" else place
 
 
 def cpp_store(x: str, dtype: str) -> str:
-    """A number that `dtype` has, as it lies in memory."""
+    """Convert a number of type `dtype` to its form in memory."""
     return f"to_{dtype}({x})" if dtype in NARROW else f"({CPP_STORAGE[dtype]}){x}"
 
 
@@ -251,7 +253,7 @@ def _cpp_bitcast(x: str, source: str, dtype: str) -> str:
 
 
 def cpp_literal(value: float, dtype: str) -> str:
-    """A constant of IR dtype."""
+    """Return a constant of IR dtype."""
     if dtype in FLOATS:
         if math.isinf(value):
             return "INFINITY" if value > 0 else "-INFINITY"
@@ -262,7 +264,7 @@ def cpp_literal(value: float, dtype: str) -> str:
     return str(int(value))
 
 
-#: Where numerics are "fast": off by up to two ulp, without the branches that the exact
+#: For "fast" numerics: off by up to two ulp. These lack the branches that the exact
 #: ones need for numbers near the ends of the range.
 TRITON_FAST = {
     "div": "{0} / {1}",
@@ -272,10 +274,10 @@ TRITON_FAST = {
 
 
 def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False) -> str:
-    """The Triton expression of one arithmetic instruction.
+    """Return the Triton expression of one arithmetic instruction.
 
-    `args` name its operands and `dtypes` are theirs. Halves are widened, computed on in
-    f32 and rounded back, save where nothing is computed. `fast`: see TRITON_FAST.
+    `args` name its operands and `dtypes` are theirs. Halves are widened, computed in
+    f32 and rounded back, except where nothing is computed. `fast`: see TRITON_FAST.
     """
     op = instr.op
     if op == "bitcast":
@@ -306,7 +308,7 @@ def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False)
 
 
 def triton_cast(x: str, source: str, dtype: str) -> str:
-    """A value of IR dtype `source` as `dtype`; halves are reached through f32."""
+    """Cast a value of IR dtype `source` to `dtype`; casts to halves go through f32."""
     if source == dtype:
         return x
     if source in NARROW and dtype != "f32":
@@ -319,7 +321,7 @@ def triton_cast(x: str, source: str, dtype: str) -> str:
 
 
 def triton_literal(value: float, dtype: str) -> str:
-    """A constant as a scalar of IR dtype."""
+    """Return a constant as a scalar of IR dtype."""
     kind = TRITON_TYPES[dtype]
     if dtype == "b8":
         return f"tl.full((), {bool(value)}, tl.int1)"

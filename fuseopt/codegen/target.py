@@ -1,4 +1,4 @@
-"""What a target is: a renderer of kernels, with what it can and cannot do as fields."""
+"""Interface of a target: a renderer of kernels, with its abilities as fields."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..ir.graph import Kernel, Variant
 
 @dataclass(frozen=True)
 class VariantLayout:
-    """The table that one variant reads: what its columns are, not their contents.
+    """Layout of the table that one variant reads: its columns, not their contents.
 
     `slots` pointer columns per lane, `scalars` doubles per scalar row, `lane_values`
-    numbers that lane code hands to element code.
+    numbers that lane code passes to element code.
     """
 
     slots: tuple[str, ...]
@@ -23,9 +23,9 @@ class VariantLayout:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated text and the launch layout beside it: a complete artifact.
+    """Generated text and its launch layout: a complete artifact.
 
-    `throws`: its C++ knows exceptions, and so needs the library of C++.
+    `throws`: its C++ uses exceptions, and so needs the C++ library.
     """
 
     target: str
@@ -36,8 +36,10 @@ class Source:
 
 
 class Target(ABC):
-    """Renders a Kernel. The text depends on the bodies alone: not on the number of
-    lanes, on shapes, or on the value of a scalar.
+    """Renders a Kernel.
+
+    The text depends only on the bodies: not on the number of lanes, on shapes, or on
+    the value of a scalar.
     """
 
     name: str
@@ -45,13 +47,13 @@ class Target(ABC):
 
     @abstractmethod
     def render(self, kernel: Kernel) -> Source:
-        """Source text for all variants of a kernel."""
+        """Return source text for all variants of a kernel."""
 
 
 def lane_values(variant: Variant) -> tuple[int, ...]:
-    """Lane instructions whose results element or output code needs, by number.
+    """Return the lane instructions whose results element or output code needs.
 
-    Scalars and constants are left out: element code reads them where it needs them.
+    Scalars and constants are omitted: element code reads them directly.
     """
     lane = set(variant.lane_code)
     needed: set[int] = set()
@@ -65,6 +67,6 @@ def lane_values(variant: Variant) -> tuple[int, ...]:
 
 
 def layout(variant: Variant) -> VariantLayout:
-    """The layout of one variant's table."""
+    """Return the layout of one variant's table."""
     slots = tuple(f"{s.domain}:{s.dtype}" for s in variant.slots)
     return VariantLayout(slots, len(variant.scalars), len(lane_values(variant)))

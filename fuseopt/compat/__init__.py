@@ -1,4 +1,4 @@
-"""All uses of torch that are not its public API, as capabilities: see capability.py."""
+"""Uses of torch beyond its public API, as capabilities: see capability.py."""
 
 from .accelerators import (
     before_process_groups_end,

@@ -1,4 +1,4 @@
-"""The private API of accelerators' memory pools, generators and process groups."""
+"""Private API of accelerators' memory pools, generators and process groups."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger("fuseopt")
 
 
 def end_allocation(device: torch.device, pool: Any) -> None:
-    """Let no more memory come from a pool, whose capture broke before it said so.
+    """Stop allocations from the pool of a capture that broke before its end.
 
-    Relies on `torch._C._cuda_endAllocateToPool` (for "cuda"); without it, or where the
-    capture did say so, nothing happens: the allocator then asks a stream that is not
-    capturing any more at each allocation.
+    Relies on `torch._C._cuda_endAllocateToPool` (for "cuda"). Nothing happens if it is
+    missing, or if the capture did end. Otherwise the allocator would query a stream
+    that no longer captures at each allocation.
     """
     end = find(f"torch._C:_{device.type}_endAllocateToPool", None)
     if end is not None:
@@ -34,15 +34,16 @@ def end_allocation(device: torch.device, pool: Any) -> None:
 def end_generator_capture(
     device: torch.device, graph_class: Any, options: Mapping[str, Any]
 ) -> None:
-    """Let the default generator of the current device draw again after a capture broke.
+    """Make the current device's default generator draw again after a capture broke.
 
-    torch's CUDA generator is told when a capture begins and when it ended well, and in
-    between refuses to draw outside of it; nothing tells it of a capture that broke
-    (read in `CUDAGraph::capture_begin`, `capture_end` and
-    `CUDAGeneratorState::increase`; the newest sources tell captures apart by their id,
-    and need no such help). A capture that ends well, of one fill, with memory of its
-    own, puts it right. Where that fails too, the generator stays as it is, and a
-    warning says so.
+    torch notifies its CUDA generator when a capture begins and when it ends well. In
+    between, the generator refuses to draw outside of the capture. Nothing notifies it
+    of a broken capture (`CUDAGraph::capture_begin`, `capture_end` and
+    `CUDAGeneratorState::increase`). The newest sources distinguish captures by id, and
+    need no such help.
+
+    A small capture with a private pool, which ends well, resets the generator. If that
+    fails too, the generator stays unusable, and fuseopt warns.
     """
     module = torch.get_device_module(device.type)
     try:
@@ -82,9 +83,11 @@ def stream_on(device: torch.device) -> Callable[[], torch.Stream]:
 
 
 def in_c(x: Any, name: str) -> Callable[[], object]:
-    """A method of an object, without the function of Python around it where the class
-    that it is derived from is of C, as torch.cuda.CUDAGraph's is: no handler of a
-    signal runs in it.
+    """Return a method of an object, without Python code around it if a base class is in
+    C.
+
+    torch.cuda.CUDAGraph derives from such a class. No signal handler runs in a C
+    function.
     """
     for kind in type(x).__mro__:
         method = vars(kind).get(name)
@@ -94,11 +97,12 @@ def in_c(x: Any, name: str) -> Callable[[], object]:
 
 
 def before_process_groups_end(callback: Callable[[], None]) -> None:
-    """Have `callback` called before a process group of torch.distributed shuts down.
+    """Register `callback` to run before a process group of torch.distributed shuts
+    down.
 
-    A graph may hold what a group's library has lent, and such a group waits for the
-    graph when it ends. Relies on `ProcessGroup.shutdown` being looked up on its class;
-    where it cannot be exchanged, nothing is called.
+    A graph may hold resources of a group's library, and such a group waits for the
+    graph at its end. Relies on torch looking up `ProcessGroup.shutdown` on its class;
+    if it cannot be replaced, nothing is called.
     """
     module: Any = sys.modules.get("torch.distributed")
     if module is None or not module.is_available() or not module.is_initialized():

@@ -1,10 +1,10 @@
-"""Keep a step's arithmetic of numbers in the order in which the step has it.
+"""Keep a step's arithmetic on numbers in the order of the step.
 
-Dynamo notes what a symbolic number is as a formula of real numbers, which sympy
-simplifies. Before it compiles a graph, a pass lets nodes with equal formulas be one:
+Dynamo represents a symbolic number by a formula of real numbers, which sympy
+simplifies. Before it compiles a graph, a pass merges nodes with equal formulas:
 `float(n) - 1e16 + 1e16` becomes `float(n)`. Floats are no real numbers, so that this
-changes bits. The pass is there for what a step has asserted of numbers that it read
-from tensors; without such an assertion it is left out.
+changes bits. The pass serves assertions of the step on numbers read from tensors;
+fuseopt omits it if there is no such assertion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tracing import traces_step
     bits=True,
 )
 def ORDER(patcher: Patcher) -> None:
-    """Leave out the pass that lets nodes with equal formulas be one."""
+    """Omit the pass that merges nodes with equal formulas."""
     home = find("torch._dynamo.output_graph")
     outputs = find("torch._dynamo.output_graph:OutputGraph.compile_and_call_fx_graph")
     if "insert_deferred_runtime_asserts" not in outputs.__code__.co_names:
@@ -44,12 +44,12 @@ def ORDER(patcher: Patcher) -> None:
     patcher.around(home, name, insert, "gm", "shape_env")
 
 
-#: What a graph may do to a symbol where nodes with equal formulas are one.
+#: Operations on symbols that stay exact although nodes with equal formulas are merged.
 EXACT = (operator.neg, operator.pos, torch.sym_float, torch.sym_int)
 
 
 def computes_with_symbols(gm: torch.fx.GraphModule) -> bool:
-    """Does a graph compute a number of others, by more than a change of sign?"""
+    """Does a graph compute a number from others, by more than a change of sign?"""
     return any(
         node.op == "call_function"
         and isinstance(node.meta.get("example_value"), SYMBOLS)

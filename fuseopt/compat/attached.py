@@ -1,6 +1,6 @@
-"""The hooks that are in force while fuseopt traces, in the order in which they are put.
+"""The hooks in force while fuseopt traces, in the order of their installation.
 
-A later one stands around an earlier one of the same function.
+A later hook wraps an earlier one of the same function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Have a traced step's reads and writes of its optimizer's attributes be Python's."""
+"""Make a traced step read and write its optimizer's attributes as Python does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .tracing import tracing
     bits=True,
 )
 def WRITES(patcher: Patcher) -> None:
-    """Enter an optimizer among the objects whose changes Dynamo writes back.
+    """Add an optimizer to the objects whose changes Dynamo writes back.
 
-    Dynamo does not, so that such a write is seen by the rest of the trace and then
-    lost, with any backend (torch 2.11 to 2.15). An optimizer that a step finds in two
-    places would be two objects to Dynamo. Relies on the method with which Dynamo notes
-    a write, and on its table of objects by their identity.
+    Without this, the rest of the trace reads such a write, but then the write is lost,
+    with any backend (torch 2.11 to 2.15). An optimizer that a step finds in two places
+    would be two objects to Dynamo. Relies on the method with which Dynamo records a
+    write, and on its table of objects by identity.
     """
     builder = find("torch._dynamo.variables.builder:VariableBuilder")
     effects = find("torch._dynamo.side_effects:SideEffects")
@@ -65,8 +65,10 @@ def WRITES(patcher: Patcher) -> None:
     bits=True,
 )
 def READS(patcher: Patcher) -> None:
-    """Dynamo takes each name that is a part of "_init_group" for that method: a counter
-    `self.t` is then no number (torch 2.11 to 2.15).
+    """Treat only the exact name `_init_group` as that method.
+
+    Dynamo treats each substring of it so: a counter `self.t` is then no number (torch
+    2.11 to 2.15).
     """
     kind = find("torch._dynamo.variables.optimizer:OptimizerVariable")
     name_of_read = attribute_of(kind, "tp_getattro_impl", "var_getattr")

@@ -1,4 +1,4 @@
-"""What ATen's dispatcher tells of autocast, and how Dynamo writes it into a graph."""
+"""Autocast in ATen's dispatcher, and its nodes in Dynamo's graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .names import find
 #: The nodes of a graph between which a step switches autocast itself.
 ENTER: Any = find("torch.amp.autocast_mode:_enter_autocast", None)
 EXIT: Any = find("torch.amp.autocast_mode:_exit_autocast", None)
-#: The kinds of devices that are asked where torch does not say that any has autocast.
+#: The kinds of devices to test, if torch cannot test all at once.
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 
 
@@ -24,8 +24,9 @@ def autocasts() -> bool:
 
 
 def may_cast(name: str, kind: str) -> bool:
-    """Has ATen's op `name` a kernel that autocast puts before its own, on devices of
-    this kind? Also True where torch does not say.
+    """Does autocast wrap ATen's op `name` on devices of this kind?
+
+    Also True if torch does not report it.
     """
     asked = find("torch._C:_dispatch_has_kernel_for_dispatch_key", None)
     suffix = "PrivateUse1" if kind == "privateuseone" else kind.upper()

@@ -1,4 +1,4 @@
-"""Autograd's private API: which backward is running, and a callback at its end."""
+"""Private API of autograd: the running backward, and a callback at its end."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def BACKWARDS() -> None:
 
 
 def why_no_backward_is_known() -> str:
-    """Why this version of torch does not say which backward runs; "" if it does."""
+    """Return why this torch does not report the running backward; "" if it does."""
     return BACKWARDS.missing()
 
 
 def backward_under_way() -> int:
-    """A number of the backward that calls a hook; -1 outside of one."""
+    """Return a number of the backward that calls a hook; -1 outside of one."""
     task = _task()
     return -1 if task is None else int(task())
 
@@ -51,22 +51,23 @@ def _task() -> Any:
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Call something once all gradients of the backward under way have come; never,
-    where it ends by an exception.
+    """Call a function once all gradients of the running backward have arrived.
+
+    If the backward ends by an exception, the function is never called.
     """
     find("torch.autograd:Variable._execution_engine").queue_callback(callback)
 
 
 def is_nested() -> bool:
-    """Was the backward under way begun by another one?
+    """Did another backward begin the running one?
 
-    Relies on the function of torch's that runs each. A thread of the engine's own was
-    not begun by Python, and shows a backward only if that is within another.
+    Relies on torch's function that runs each backward. A thread of the engine was not
+    begun by Python, and shows a backward only if that is nested.
     """
     threads = [sys._getframe()]
     allowed = 1
     if isinstance(threading.current_thread(), threading._DummyThread):
-        # the one that began it may be in any thread
+        # the outer backward may be in any thread
         allowed = 0
         if _backwards(threads[0]) <= allowed:
             allowed, threads = 1, [*sys._current_frames().values()]
@@ -92,9 +93,10 @@ def OWNERS() -> None:
 
 
 def has_one_owner(t: torch.Tensor) -> bool:
-    """Is one object of C++ the only owner of a tensor besides its caller, and has its
-    memory no other tensor? It is asked of a variable that is the caller's one name
-    for it. False where torch does not count.
+    """Is one C++ object the only owner of a tensor, besides its caller?
+
+    No other tensor may have its memory. Call this with a variable that is the caller's
+    only name for the tensor. False if torch does not count references.
     """
     expected = _counted_of_gradient()
     return expected is not None and _counted(t) == expected
@@ -111,7 +113,7 @@ def _counted(t: torch.Tensor) -> tuple[int, int, int]:
 
 @functools.cache
 def _counted_of_gradient() -> tuple[int, int, int] | None:
-    """The counts of a tensor that a parameter owns besides a caller."""
+    """Return the reference counts of a tensor that a parameter and a caller own."""
     if not OWNERS.available():
         return None
     owner = torch.zeros(1, requires_grad=True)
@@ -121,11 +123,11 @@ def _counted_of_gradient() -> tuple[int, int, int] | None:
 
 
 def _counted_as_asked(t: torch.Tensor) -> tuple[int, int, int]:
-    return _counted(t)  # as deep in calls as where it is asked
+    return _counted(t)  # counted at the same call depth as in `has_one_owner`
 
 
 def has_step_hooks(of: Optimizer) -> bool:
-    """Do hooks of the user's run around a step?"""
+    """Are there hooks of the user around a step?"""
     return bool(
         getattr(of, "_optimizer_step_pre_hooks", None)
         or getattr(of, "_optimizer_step_post_hooks", None)

@@ -1,12 +1,11 @@
 """Take over `torch.compile(optimizer.step, backend=...)` of a bound step.
 
-torch.compile looks up its backend, then calls the object that compiles. Between the two
-it is inside one call, in one thread. There the method of that object is exchanged, for
-this one call; when it is called, or when torch.compile ends in another way, it is as it
-was.
+torch.compile looks up its backend, then calls the object that compiles. Both happen in
+one call, in one thread. In between fuseopt replaces the method of that object, for this
+one call. The method is restored when it is called, or when torch.compile ends.
 
-From torch 2.15 on, torch tells a backend of each lookup. An older torch keeps what it
-has looked up and tells nobody; there, the backend's name in its table reports a lookup.
+From torch 2.15 on, torch notifies a backend of each lookup. An older torch caches the
+lookup without notice; there, the backend's name in torch's table reports a lookup.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from .capability import probed
 from .layers import layers_of
 from .names import Missing, attribute_of, find, takes
 
-#: The public function, before anything could stand in its place.
+#: The public function, before anything could replace it.
 _COMPILE = torch.compile
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What torch.compile was asked for, besides the function and the backend."""
+    """Arguments of torch.compile, besides the function and the backend."""
 
     mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class Asked:
     dynamic: bool | None = None
 
 
-#: Attributes of what compiles that a step can follow, and others that it cannot.
+#: Attributes of the compiling object that a step supports, and others that it does not.
 HOOKS, DYNAMIC = ("_hooks",), ("_dynamic",)
 SHAPES = ("_dynamic_shapes", "_shapes_spec")
 
@@ -71,12 +70,12 @@ def BOUND_STEPS() -> None:
 
 
 class BoundSteps:
-    """Lets `take(function, optimizer, asked)` answer where torch.compile is given the
-    bound step of an optimizer for `backend`, or what stands in the place of its `step`.
+    """Intercepts torch.compile for the bound step of an optimizer and `backend`.
 
-    Where it gives None, Dynamo compiles the function. `left(optimizer)` is called where
+    `take(function, optimizer, asked)` compiles the step, or a function that replaces
+    it. If it returns None, Dynamo compiles the function. `left(optimizer)` is called if
     nothing can be taken over. `context()` is entered around each call of a function
-    that torch.compile compiles for the backend: torch lets a backend give one.
+    that torch.compile compiles for the backend; torch supports such a context.
     """
 
     def __init__(
@@ -91,12 +90,13 @@ class BoundSteps:
         self.left = left
         self.context = context
         self._lock = new_rlock()
-        #: the threads for which the method is exchanged, by what torch.compile made
+        #: the threads for which the method is replaced, by the object that
+        #: torch.compile made
         self._waiting: dict[int, weakref.ref[Any] | None] = {}
         self._theirs: Any = None
 
     def look(self) -> None:
-        """Called when the backend is looked up, by torch.compile or by another."""
+        """Handle a lookup of the backend, by torch.compile or by another caller."""
         if not _is_told():
             _watch_names(self.look)
         wrapper, given = _in_compile()
@@ -146,8 +146,10 @@ class BoundSteps:
 
 
 def _in_compile() -> tuple[Any, Any]:
-    """What torch.compile makes of a backend, while it looks it up in this thread, True
-    where it has made it already; and what it is given. (None, None) elsewhere.
+    """Return torch.compile's object for a backend, and the compiled function.
+
+    Walks the callers in this thread. The object is True if torch.compile has made it
+    already. Returns (None, None) elsewhere.
     """
     frame: types.FrameType | None = sys._getframe(1)
     wrapper: Any = None
@@ -164,9 +166,9 @@ def _in_compile() -> tuple[Any, Any]:
 
 
 class _Name(str):
-    """A backend's name as a key of torch's table: calls `look` where it is looked up.
+    """A backend's name as a key of torch's table; it calls `look` at each lookup.
 
-    A dict compares a key that is looked up with its own, or asks it for its hash.
+    A dict compares the key of a lookup with its own key, or hashes it.
     """
 
     @staticmethod
@@ -186,18 +188,18 @@ class _Name(str):
 
 
 def _is_told() -> bool:
-    """Whether torch tells a backend of each lookup: torch 2.15 does."""
+    """Does torch notify a backend of each lookup, as torch 2.15 does?"""
     name = "torch._dynamo.eval_frame:_maybe_fire_backend_init"
     return find(name, None) is not None
 
 
 def _table() -> Any:
-    """How torch loads each backend, by name: an entry point, None if it is there."""
+    """Return torch's table from each backend's name to an entry point, or None."""
     return find("torch._dynamo.backends.registry:_BACKENDS", None)
 
 
 def _watch_names(look: Callable[[], None]) -> None:
-    """Let the names by which torch loads the backend report a lookup."""
+    """Make the names by which torch loads the backend report a lookup."""
     table = _table()
     if not isinstance(table, dict):
         return
@@ -213,8 +215,10 @@ def _watch_names(look: Callable[[], None]) -> None:
 
 
 def owner_of(function: Any) -> torch.optim.Optimizer | None:
-    """The optimizer whose `step` a function is: a method bound to it, or what somebody,
-    such as a scheduler, has put in the place of its step. None for all else.
+    """Return the optimizer whose `step` a function is; None for any other.
+
+    The function is a method bound to it, or a replacement of its step, as by a
+    scheduler.
     """
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
@@ -236,8 +240,10 @@ def _stands_for(function: Any, optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _asked(context: Any, backend: Callable[..., Any]) -> Asked | None:
-    """What a context that compiles for a backend was asked for; None where that is more
-    than a step can follow, or where somebody stands between torch and the backend.
+    """Return the torch.compile arguments of a compiling context.
+
+    Returns None if a step does not support them, or if another layer lies between torch
+    and the backend.
     """
     hooks = getattr(context, "_hooks", None)
     others = (

@@ -2,13 +2,13 @@
 
 Dynamo ends its graph at `if rho_t > 5.0`, since the value is unknown while it traces.
 Here both ways of the branch are traced, one after the other, up to the instruction
-where they meet. Memory that the first way writes is restored before the second begins;
-afterwards each tensor and number takes the value of the way that the branch would have
-taken. All of it is written as calls that Dynamo's graph may hold anyway, so that any
-backend runs it with the same result.
+where they meet. Memory that the first way writes is restored before the second begins.
+Afterwards each tensor and number takes the value of the way that the condition selects.
+All of it is written as calls that Dynamo's graph supports. So any backend runs it with
+the same result.
 
-Where the ways do not meet, or do something that no choice can express (change a list,
-return, draw a random number), Dynamo ends its graph there, as it does by itself.
+Some ways do not meet, or do something that no choice can express (change a list,
+return, draw a random number). Dynamo then ends its graph there, as it does by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_")
     "a step with such a branch is compiled in pieces",
 )
 def BRANCHES(patcher: Patcher) -> None:
-    """Have Dynamo trace both ways of branches on unknown numbers.
+    """Make Dynamo trace both ways of branches on unknown numbers.
 
     Relies on Dynamo's tables from an opcode to the function that traces it, and on how
     its translator keeps a frame's variables.
@@ -81,19 +81,20 @@ def BRANCHES(patcher: Patcher) -> None:
             on_instruction(patcher, base, name, jump)
 
 
-# ---------------------------------------------------------------- what a way changes
+# ---------------------------------------------------------------- changes of a way
 
 
 def _memory(node: Node) -> set[int]:
-    """Identities of the storages of the tensors that a node stands for."""
+    """Return identities of the storages of a node's tensors."""
     value = node.meta.get("example_value")
     tensors = value if isinstance(value, (list, tuple)) else [value]
     return {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor)}
 
 
 def _root(node: Node, inside: set[Node]) -> Node | None:
-    """The node outside of `inside` whose memory this node is a view of; None if a node
-    inside has allocated that memory.
+    """Return the node outside of `inside` whose memory this node views.
+
+    None if a node inside has allocated that memory.
     """
     while node in inside:
         storages = _memory(node)
@@ -107,7 +108,7 @@ def _root(node: Node, inside: set[Node]) -> Node | None:
 
 
 def _changed(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes from before `nodes` whose memory these write, each once."""
+    """Return the nodes from before `nodes` whose memory these write, each once."""
     inside = set(nodes)
     roots: dict[Node, None] = {}
     for node in nodes:
@@ -124,7 +125,7 @@ def _changed(nodes: Sequence[Node]) -> list[Node]:
 
 
 class _Frame:
-    """A snapshot of a frame that Dynamo traces: its variables, stack and blocks."""
+    """Snapshot of a frame that Dynamo traces: its variables, stack and blocks."""
 
     def __init__(self, tx: Any) -> None:
         self.stack = list(tx.stack)
@@ -167,7 +168,7 @@ class _Fork:
             meetings[begin] = meeting_of(tx, begin, target, begin - 1)
         meeting = meetings[begin]
         before = _Frame(tx)
-        # first the way that is taken where the condition holds
+        # first the way for a condition that holds
         ways = [target, begin] if "IF_TRUE" in self.inst.opname else [begin, target]
         with self._alone():
             nodes, first = self._way(ways[0], meeting)
@@ -177,17 +178,19 @@ class _Fork:
         if changed:
             self._choose_memory(changed, nodes, others)
         if not isinstance(meeting, int):
-            # the second way stands before the instruction that leaves; a jump back may
-            # be the branch itself
+            # the second way is before the instruction that leaves; a jump back may be
+            # the branch itself
             meeting = meeting[1] if meeting[0] == "back" else tx.instruction_pointer
         self._choose_variables(first, second, meeting)
         tx.instruction_pointer = meeting
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within this context a trace may not end the graph, raise an exception, or
-        change a Python object that it did not create itself (it does create some, such
-        as the arguments that a mode hands on). Raises Refused where it would.
+        """Within this context, refuse effects that no choice can express.
+
+        A trace may not end the graph, raise an exception, or change a Python object.
+        Objects that the trace itself creates are excepted, such as the arguments that a
+        mode passes on. Raises Refused.
         """
         tx, effects = self.tx, self.tx.output.side_effects
         kind = find("torch._dynamo.variables.base:ValueMutationNew")
@@ -223,8 +226,10 @@ class _Fork:
                 delattr(x, name)
 
     def _way(self, start: int, end: Place) -> tuple[list[Node], _Frame]:
-        """Trace from an instruction up to a place; returns the nodes of the calls, and
-        the frame as it is then. Raises Refused where the way leaves before that.
+        """Trace from an instruction up to a place; return the calls and the frame
+        there.
+
+        Raises Refused if the way leaves before that.
         """
         tx = self.tx
         last = next(iter(reversed(self.graph.nodes)))
@@ -238,14 +243,16 @@ class _Fork:
             raise Refused("one of them ends inside a different block")
         nodes = self._after(last)
         for node in nodes:
-            if not node.op.startswith("call"):  # an input of the graph: no way's own
+            # an input of the graph belongs to no way
+            if not node.op.startswith("call"):
                 last.append(node)
                 last = node
         return [node for node in nodes if node.op.startswith("call")], _Frame(tx)
 
     def _step(self) -> bool:
-        """Trace one instruction; returns whether the frame goes on. Raises Refused
-        where a call raises: eager may never come this way.
+        """Trace one instruction; return whether the frame goes on.
+
+        Raises Refused if a call raises, since eager may never come this way.
         """
         TorchDynamoException = find("torch._dynamo.exc:TorchDynamoException")
         TorchRuntimeError = find("torch._dynamo.exc:TorchRuntimeError")
@@ -261,7 +268,7 @@ class _Fork:
 
     @staticmethod
     def _after(node: Node) -> list[Node]:
-        """All nodes of the graph that follow one."""
+        """Return all nodes of the graph that follow one."""
         nodes = []
         while node.next.op != "root":
             node = node.next
@@ -269,7 +276,7 @@ class _Fork:
         return nodes
 
     def _is_there(self, start: int, end: Place) -> bool:
-        """Has a way that begins at `start` come to `end`?"""
+        """Has a way that begins at `start` reached `end`?"""
         pointer = self.tx.instruction_pointer
         if isinstance(end, int):
             return bool(pointer == end)
@@ -280,7 +287,7 @@ class _Fork:
     # ------------------------------------------------------------ choices
 
     def _add(self, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-        """Append a call to the graph; `value()` gives the example value of its node."""
+        """Append a call to the graph; `value()` returns its node's example value."""
         op = "call_method" if isinstance(target, str) else "call_function"
         tracer = self.tx.output.current_tracer
         operands = tuple(
@@ -301,7 +308,7 @@ class _Fork:
         self._add("copy_", (node, source), {}, lambda: example)
 
     def _condition(self, device: torch.device) -> Node:
-        """The outcome of the branch: a boolean tensor without dimensions."""
+        """Return the outcome of the branch: a boolean tensor without dimensions."""
         condition = self._conditions.get(device)
         if condition is None:
             kind: Any = {"dtype": torch.float64, "device": device}
@@ -331,14 +338,14 @@ class _Fork:
     def _choose_memory(
         self, changed: Sequence[Node], nodes: Sequence[Node], others: Sequence[Node]
     ) -> None:
-        """Let each tensor of `changed` hold what the way that is taken writes to it.
+        """Make each tensor of `changed` hold what the selected way writes to it.
 
         `nodes` and `others`: the calls of the two ways, between which the copies go.
         """
         end = next(iter(reversed(self.graph.nodes)))
         originals = [self._copy(node) for node in changed]
         _move(self._after(end), nodes[0] if nodes else others[0])
-        # save what the first way wrote, and restore, before the second begins
+        # save the writes of the first way, and restore, before the second begins
         results = [self._copy(node) for node in changed]
         for node, copy in zip(changed, originals, strict=True):
             self._write(node, copy)
@@ -376,7 +383,7 @@ class _Fork:
         tx.symbolic_locals.update(chosen)
 
     def _choice(self, x: Any, y: Any) -> Any:
-        """A variable of Dynamo's that is `x` where the condition holds, else `y`."""
+        """Return a variable of Dynamo that is `x` if the condition holds, else `y`."""
         SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
         if x is y:
             return x
@@ -413,7 +420,7 @@ def _move(nodes: Sequence[Node], before: Node) -> None:
 
 
 def _number(x: Any) -> Any:
-    """The number that a variable is: a constant, or a symbol of a float."""
+    """Return the number of a variable: a constant, or a symbol of a float."""
     if x.is_python_constant():
         value = x.as_python_constant()
         return value if type(value) in (int, float) else None

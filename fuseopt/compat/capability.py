@@ -1,12 +1,13 @@
-"""What torch does not promise, as capabilities: probed, switched off, reported.
+"""Capabilities: private parts of torch that fuseopt needs; probed, switched, reported.
 
-A capability is one thing that fuseopt does with private parts of torch. It is there if
-its probe succeeds. A probe checks names and signatures, and where a changed meaning
-would be silent, what they do. A capability that raises while it is used is switched off
-for the rest of the process. FUSEOPT_WITHOUT=name,name (or all) switches some off.
+A capability is one use of private parts of torch. It is available if its probe
+succeeds. A probe checks names and signatures. Where a changed meaning would be silent,
+it also checks behaviour. A capability that raises while it is used is switched off for
+the rest of the process. FUSEOPT_WITHOUT=name,name (or all) switches some off.
 
-Each says what a step loses without it. Some are needed for a step's bits: without them
-only steps that provably do not need them are compiled, see sound.py.
+Each capability describes what a step loses without it. Some are needed for a step's
+bits: without them fuseopt compiles only steps that provably do not need them, see
+sound.py.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ log = logging.getLogger("fuseopt")
 class Capability:
     """One use of private parts of torch.
 
-    name: as in FUSEOPT_WITHOUT. gives: what fuseopt does with it. without: what a step
-    loses. bits: a step may need it for eager's bits. probe: returns normally, or raises
-    Missing. needs: other capabilities that it stands on. expected: some versions of
-    Python lack it, and nobody is warned.
+    name: as in FUSEOPT_WITHOUT.
+    gives: what fuseopt does with it.
+    without: what a step loses.
+    bits: a step may need it for eager's bits.
+    probe: returns normally, or raises Missing.
+    needs: other capabilities on which it depends.
+    expected: some versions of Python lack it, and fuseopt does not warn.
     """
 
     def __init__(
@@ -53,17 +57,17 @@ class Capability:
         self.needs = needs
         self.expected = expected
         self._missing: str | None = None
-        #: is it known to be there? A call asks this first, and else `available`
+        #: True once it was found available; a call tests this before `available`
         self.there = False
         switches.table[name] = self
 
     @property
     def off(self) -> bool:
-        """Was it switched off by somebody?"""
+        """Is it switched off, by the environment or a test?"""
         return switches.off(self.name)
 
     def missing(self) -> str:
-        """Why it is not there; "" if it is."""
+        """Return why it is not available; "" if it is."""
         if self.off:
             return "switched off by FUSEOPT_WITHOUT"
         for other in self.needs:
@@ -74,31 +78,31 @@ class Capability:
         return self._missing
 
     def known(self) -> str:
-        """Why it is known not to be there; "" where nobody has looked yet."""
+        """Return why it is not available, without a probe; "" if no probe ran yet."""
         if self.there:
             return ""
         return self.missing() if self.off or self._missing is not None else ""
 
     def available(self) -> bool:
-        """Is it there, and not switched off?"""
+        """Is it available, and not switched off?"""
         if not self.there:
             self.there = not self.missing()
         return self.there
 
     def broke(self, error: BaseException) -> None:
-        """Switch it off for good: it raised an error while it was used."""
+        """Switch it off for good, after it raised an error in use."""
         first = (str(error).strip() or "?").partition("\n")[0]
         self._missing = f"it failed: {type(error).__name__}: {first}"
         switches.changed()
         log.info("%s is switched off: %s", self.name, self._missing)
 
     def lack(self, why: str) -> None:
-        """Note that torch lacks it, as an attempt to use it has shown."""
+        """Record that torch lacks it, as an attempt to use it has shown."""
         self._missing = why
         switches.changed()
 
     def probe_again(self) -> str:
-        """Forget what use has shown; returns why it is not there, "" if it is."""
+        """Forget what use has shown; return why it is not available, or ""."""
         self._missing = None
         switches.changed()
         return self.missing()
@@ -110,16 +114,16 @@ class Capability:
             self.probe()
         except Missing as error:
             return str(error)
-        except Exception as error:  # whatever a torch of tomorrow does
+        except Exception as error:  # a future torch may raise anything
             return f"its probe failed: {type(error).__name__}: {error}"
         return ""
 
 
 class Switches:
-    """Which capabilities are switched off, by the environment and by tests.
+    """Capabilities that are switched off, by the environment and by tests.
 
-    `table`: all capabilities, by name. `epoch` counts the changes, so that what was
-    decided from them is decided again.
+    `table`: all capabilities, by name. `epoch` counts the changes, so that decisions
+    from them are made again.
     """
 
     def __init__(self) -> None:
@@ -136,7 +140,7 @@ class Switches:
         return any(name in names or "all" in names for names in every)
 
     def changed(self) -> None:
-        """From now on each capability looks again whether it is there."""
+        """Make each capability test again whether it is available."""
         self.epoch += 1
         for capability in self.table.values():
             capability.there = False
@@ -144,13 +148,13 @@ class Switches:
             clear()
 
     def asked(self) -> frozenset[str]:
-        """The names that somebody switched off, known or not."""
+        """Return the names that are switched off, valid or not."""
         self.off("")
         return frozenset().union(self._off or (), *self._without)
 
     @contextlib.contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Switch some off within this context."""
+        """Switch some capabilities off within this context."""
         self._without.append(frozenset(names))
         self.changed()
         try:
@@ -170,15 +174,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def cached(function: Function) -> Function:
-    """`functools.cache`, emptied whenever a capability is switched off or on."""
+    """Return `functools.cache` of a function, emptied when a capability is switched."""
     remembering: Any = functools.cache(function)
     switches.caches.append(remembering.cache_clear)
     return remembering  # type: ignore[no-any-return]
 
 
 def lacking() -> list[Capability]:
-    """The capabilities that are not there, the switched off ones too; of those that
-    nobody has asked for yet nothing is known.
+    """Return the capabilities that are switched off or were found missing.
+
+    Capabilities that were never probed are left out.
     """
     return [
         x for x in switches.table.values() if x.off or (x.known() and not x.expected)
@@ -186,7 +191,7 @@ def lacking() -> list[Capability]:
 
 
 def unchecked() -> str:
-    """What to say of a torch of another version than those that were checked, or ""."""
+    """Describe a torch outside of the tested versions; "" for a tested one."""
     version = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
     first, end = CHECKED
     if first <= version < end:
@@ -197,7 +202,7 @@ def unchecked() -> str:
 
 
 def lacks() -> list[str]:
-    """What fuseopt does without here, one line for each thing; [] if nothing."""
+    """Describe what fuseopt does without here, one line for each thing."""
     lines = [unchecked()] if unchecked() else []
     for x in lacking():
         lines.append(f"without {x.name} ({x.missing()}): {x.without}")

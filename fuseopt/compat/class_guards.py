@@ -1,9 +1,9 @@
 """Guard the contents of classes and modules where Dynamo traces a step.
 
-Dynamo guards the identity of a class, and those of its attributes to which it has a
-source. It does not guard the order of bases, the attributes of an object that the step
-creates, the result of `isinstance` for a class that defines `__instancecheck__`, nor
-that no global of the module hides a builtin.
+Dynamo guards the identity of a class, and of those attributes to which it has a source.
+It does not guard the order of bases, nor the attributes of an object that the step
+creates. It does not guard the result of `isinstance` for a class that defines
+`__instancecheck__`, nor that no global of the module hides a builtin.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def BUILTINS(patcher: Patcher) -> None:
     patcher.around(kind, "load_builtin_from_argval", load, "self", "argval")
 
 
-#: Packages whose classes nobody changes while a step runs.
+#: Packages whose classes stay unchanged while a step runs.
 STEADY_PACKAGES = ("torch", "numpy", "builtins", __name__.partition(".")[0])
 
 
 class Classes:
-    """A record of the attributes of classes, by identity, to be compared later.
+    """Record of the attributes of classes, by identity, for a later comparison.
 
     It keeps none of them alive. Numbers and strings may change: Dynamo guards these.
     """
@@ -96,8 +96,9 @@ class Classes:
 
 
 def _bare(x: Any) -> Any:
-    """The function in a property, a class method, a static method; any other object as
-    it is, of which nothing is asked that code of a user's might answer.
+    """Return the function in a property, a class method or a static method.
+
+    Any other object is returned unchanged, without running user code.
     """
     kind = type(x)
     if issubclass(kind, property):
@@ -112,7 +113,7 @@ def _steady(kind: type) -> bool:
 
 
 def _note_class(tx: Any, value: Any) -> None:
-    """Guard what the class of an object holds, and a class itself."""
+    """Guard the contents of an object's class, or of a class itself."""
     kind = value if isinstance(value, type) else type(value)
     if _steady(kind):
         return
@@ -126,7 +127,7 @@ def _note_class(tx: Any, value: Any) -> None:
 
 @guard("guard-classes", "a guard on what the classes hold that a step uses")
 def CLASSES(patcher: Patcher) -> None:
-    """A class that a step uses, or whose objects it uses, holds what it held."""
+    """Guard the contents of each class that a step uses, or whose objects it uses."""
     builder = find("torch._dynamo.variables.builder:VariableBuilder")
     kind = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
 
@@ -145,7 +146,7 @@ def CLASSES(patcher: Patcher) -> None:
     patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
 
 
-#: Classes of classes that answer for themselves, but the same at each time.
+#: Metaclasses that define such checks, with stable results.
 STEADY = (type, enum.EnumMeta, type(torch.Tensor))
 
 
@@ -162,7 +163,7 @@ def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
             continue
         check = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
         if check is abc.ABCMeta.__instancecheck__:
-            # whoever registers with it may change this
+            # a class registered with it may change this
             _note_answer(tx, kind, asked, function)
         elif isinstance(kind, type) and not any(
             check is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
@@ -171,7 +172,7 @@ def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
 
 
 def _note_answer(tx: Any, kind: Any, asked: Any, function: Any) -> None:
-    """Guard whether an object's class counts as one of an abstract class."""
+    """Guard whether an object's class is a subclass of an abstract class."""
     answers = vars(tx.output).get("fuseopt_answers")
     if answers is None:
         answers = tx.output.fuseopt_answers = _Answers()
@@ -185,10 +186,10 @@ def _note_answer(tx: Any, kind: Any, asked: Any, function: Any) -> None:
 
 
 class _Answers:
-    """Which classes count as subclasses of which abstract ones.
+    """Results of subclass checks with abstract classes.
 
-    The answers are asked for again where a class has registered with an abstract class
-    since. `any`: one of the classes is not known, so that each registration counts.
+    The checks are repeated after a class has registered with an abstract class. `any`:
+    one of the classes is uncertain, so that each registration counts.
     """
 
     def __init__(self) -> None:
@@ -210,7 +211,7 @@ class _Answers:
 
 @guard("guard-instances", "a guard on who is an instance of an abstract class")
 def INSTANCES(patcher: Patcher) -> None:
-    """Who is an instance of a class, or a subclass, remains so."""
+    """Guard the results of `isinstance` and `issubclass`."""
     kind = find("torch._dynamo.variables.builtin:BuiltinVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -221,24 +222,25 @@ def INSTANCES(patcher: Patcher) -> None:
     patcher.around(kind, "call_function", call, "self", "tx", "args", "kwargs")
 
 
-#: What Python makes of methods that are written in C.
+#: Types of methods that are written in C.
 IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 class _Methods:
-    """What torch.Tensor and torch.nn.Parameter have under some names."""
+    """Attributes of torch.Tensor and torch.nn.Parameter under some names."""
 
     KINDS = (torch.Tensor, torch.nn.Parameter)
 
     def __init__(self) -> None:
         self._names: dict[str, bool] = {}
         self._absent: list[str] = []
-        #: what there is now under these names; no function of Python's, for each call
+        #: the present attributes of these names; a function of C, since each call runs
+        #: it
         self._now: Callable[[], Iterable[Any]] = tuple
         self._held: list[Any] = []
 
     def note(self, name: str) -> bool:
-        """Note what has a name; is it torch's own?"""
+        """Record the attribute of a name; is it torch's own?"""
         if name not in self._names:
             found = [getattr(kind, name, None) for kind in self.KINDS]
             self._names[name] = all(map(_of_torch, found))
@@ -262,7 +264,7 @@ class _Methods:
 
 
 def _of_torch(method: Any) -> bool:
-    """Is it a method of torch's, or none at all?"""
+    """Is it a method of torch, or None?"""
     if type(method) is types.FunctionType:
         home = str(method.__globals__.get("__name__"))
         return home.partition(".")[0] == "torch"
@@ -270,7 +272,7 @@ def _of_torch(method: Any) -> bool:
 
 
 def _note_method(tx: Any, name: str) -> None:
-    """Guard that tensors have the method of a name which they have now."""
+    """Guard that tensors keep their present method of a name."""
     methods = vars(tx.output).get("fuseopt_methods")
     if methods is None:
         methods = tx.output.fuseopt_methods = _Methods()
@@ -281,7 +283,7 @@ def _note_method(tx: Any, name: str) -> None:
 
 @guard("guard-tensor-methods", "a guard on the methods of tensors that a step calls")
 def TENSOR_METHODS(patcher: Patcher) -> None:
-    """A method of tensors is torch's, and is not exchanged: Dynamo guards neither."""
+    """Guard that a tensor method is torch's and unreplaced; Dynamo does neither."""
     tensor = find("torch._dynamo.variables.tensor:TensorVariable")
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
 

@@ -1,4 +1,4 @@
-"""Have numbers that move stay symbols beside complex tensors."""
+"""Keep symbolic the numbers that change between calls, beside complex tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .tracing import traces_step
 def COMPLEX(patcher: Patcher) -> None:
     """Make a symbol complex without a guard on its value.
 
-    While it traces, torch computes of a call only what the result's shape, strides and
-    dtype are. It first makes each number a Python number of the dtype to compute in;
-    there is no symbolic complex number, so that it would fix the value. None of shape,
-    strides and dtype follows from the value of a complex number.
+    While it traces, torch computes only a result's shape, strides and dtype. It first
+    converts each number to a Python number of the compute dtype. There is no symbolic
+    complex number, so that this would fix the value. Shape, strides and dtype do not
+    depend on the value of a complex number.
     """
     home = find("torch._prims_common")
     symbols = torch.SymInt, torch.SymFloat

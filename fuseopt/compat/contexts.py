@@ -1,7 +1,7 @@
-"""Settings of torch's while Dynamo traces, and the context variables they leave.
+"""Settings of torch while Dynamo traces, and the context variables they leave.
 
-In torch 2.13 each use of `config.patch` has a context variable of its own, and leaves
-it in the context of the thread for ever, as an empty tuple. torch 2.11 has none.
+In torch 2.13 each use of `config.patch` makes a new context variable. It stays in the
+context of the thread for ever, as an empty tuple. torch 2.11 makes none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _MISSING = object()
 
 @contextlib.contextmanager
 def setting(config: Any, **values: Any) -> Iterator[None]:
-    """What `config.patch(**values)` does, in this thread too; nothing is left of it."""
+    """Patch a config in this thread, as `config.patch(**values)`, and leave nothing
+    behind.
+    """
     before = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():
@@ -30,7 +32,7 @@ def setting(config: Any, **values: Any) -> Iterator[None]:
 
 
 def scalar_outputs() -> Any:
-    """A context in which Dynamo takes `.item()` into its graphs, in this thread."""
+    """Return a context in which this thread's graphs may contain `.item()`."""
     config = find("torch._dynamo:config", None)
     if not hasattr(config, "capture_scalar_outputs"):
         return contextlib.nullcontext()
@@ -38,10 +40,9 @@ def scalar_outputs() -> Any:
 
 
 def within_copy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` in a copy of the context, and take over what it sets there, but
-    for what patches leave that have ended.
+    """Call `function` in a copy of the context, and keep the variables that it sets.
 
-    Relies on how patches name their variables; what others leave is taken over.
+    Variables of ended patches are dropped. Relies on how patches name their variables.
     """
     inner = contextvars.copy_context()
     try:

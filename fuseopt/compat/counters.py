@@ -1,4 +1,4 @@
-"""Have integers that a step counts stay symbols while Dynamo traces it."""
+"""Keep symbolic the integers that a step counts, while Dynamo traces it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from .tracing import tracing
 
 
 def take_for_symbols(values: frozenset[int]) -> None:
-    """Let Dynamo, in this thread and from now on, take these integers, where it finds
-    them in the state of a parameter, for any numbers; nothing else may be one of them.
+    """Make Dynamo treat these integers as symbols, in this thread and from now on.
+
+    That holds where Dynamo finds them in the state of a parameter; no other number may
+    be equal to one of them.
     """
     tracing.counted = values
     tracing.asks = False
 
 
 def is_counted(value: object, name: str) -> bool:
-    """Is an integer in the state of a parameter to be taken for any number?"""
+    """Is an integer in the state of a parameter to be treated as a symbol?"""
     return (
         type(value) is int
         and value in tracing.counted
@@ -27,9 +29,9 @@ def is_counted(value: object, name: str) -> bool:
 
 
 def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
-    """Is a graph the same whatever these numbers are?
+    """Is a graph the same for any values of these numbers?
 
-    Relies on what Dynamo knows of the symbols of a graph; False where it is elsewhere.
+    Relies on Dynamo's facts about the symbols of a graph; False if these are elsewhere.
     """
     if not values:
         return True

@@ -1,4 +1,4 @@
-"""Where torch's compilers write what TORCH_COMPILE_DEBUG and TORCH_TRACE ask for."""
+"""Output of torch's compilers for TORCH_COMPILE_DEBUG and TORCH_TRACE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def DEBUG_FILES() -> None:
 
 
 def debug_folder() -> str | None:
-    """A folder beside theirs, for this run; None where torch does not say where.
+    """Return a folder beside theirs, for this run; None if torch names none.
 
     Relies on the function that names it.
     """
@@ -31,10 +31,10 @@ def debug_folder() -> str | None:
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
-    """Put a text into the trace that TORCH_TRACE asks for, and tlparse shows.
+    """Add a text to the trace of TORCH_TRACE, which tlparse shows.
 
-    `text` is called where somebody asked. Relies on the function with which torch's
-    compilers do so; where it is another, nothing is written.
+    `text` is called only if the trace is on. Relies on the function of torch's
+    compilers for this; if it differs, nothing is written.
     """
     if not DEBUG_FILES.available():
         return

@@ -30,10 +30,10 @@ VERSIONED = ((3, 10), (3, 11), (3, 12))
 
 @cached
 def dict_version() -> int:
-    """Where in a dict's memory its version lies, in bytes; 0 if dicts have none.
+    """Return the byte offset of the version in a dict's memory; 0 if there is none.
 
-    A version is read as 8 bytes; a dict that has the version that it had holds what it
-    held. Tried with each way to change a dict, and on a dict that nobody changes.
+    A version has 8 bytes. A dict with an unchanged version has unchanged contents. The
+    probe tries each way to change a dict, and a dict that stays unchanged.
     """
     if not VERSIONS.available():
         return 0
@@ -46,12 +46,13 @@ def _version_place() -> int:
         return 0
     if ctypes.sizeof(ctypes.c_void_p) != ctypes.sizeof(ctypes.c_uint64):
         return 0
-    at = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # behind its size
+    # the version follows the size
+    at = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)
     return at if _holds(at) else 0
 
 
 def _holds(at: int) -> bool:
-    """Is what lies there another number after each change, and else the same?"""
+    """Does the word at this offset change at each write, and only then?"""
     for kind in (dict, collections.defaultdict):
         sample: Any = kind()
         word = ctypes.c_uint64.from_address(id(sample) + at)
@@ -68,7 +69,7 @@ def _holds(at: int) -> bool:
     return True
 
 
-#: Calls that change a dict of the keys 0, 1 and 2.
+#: Calls that change a dict with the keys 0, 1 and 2.
 _CHANGES: tuple[tuple[Any, ...], ...] = (
     ("__setitem__", 0, "another"),
     ("__setitem__", 7, "new"),

@@ -1,4 +1,4 @@
-"""Which steps Dynamo never traces; and what it does before it traces one."""
+"""Steps that Dynamo never traces, and Dynamo's preparation of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def never_compiled(optimizer: torch.optim.Optimizer) -> str:
-    """Why Dynamo would not hand this optimizer's step to any backend; "" if it would.
+    """Return why Dynamo would not pass this step to any backend; "" if it would.
 
     Relies on what torch disables: the functions behind `fused=True`, and whole steps.
     """
@@ -24,10 +24,10 @@ def never_compiled(optimizer: torch.optim.Optimizer) -> str:
 
 
 def disabled(optimizer: torch.optim.Optimizer) -> str:
-    """Why Dynamo leaves this optimizer's whole step alone; "" if it does not.
+    """Return why Dynamo ignores this optimizer's whole step; "" if it does not.
 
-    Relies on the attribute that `torch.compiler.disable` sets. torch marks steps of
-    its own with it when the first function of a process is compiled.
+    Relies on the attribute that `torch.compiler.disable` sets. torch marks some of its
+    steps with it when a process compiles its first function.
     """
     _compile_once()
     step = type(optimizer).step
@@ -47,9 +47,9 @@ def _compile_once() -> None:
 
 
 def initialize(optimizer: Any) -> bool:
-    """Make the state of all parameters as Dynamo makes it before it traces.
+    """Make the state of all parameters as Dynamo does before it traces.
 
-    Dynamo calls `_init_group` for real, with empty lists. False where there is none, or
+    Dynamo calls `_init_group` for real, with empty lists. False if there is none, or
     one with other arguments.
     """
     make = getattr(optimizer, "_init_group", None)

@@ -1,8 +1,9 @@
-"""DTensor's private API: its parts, its specs, and the collectives that it calls.
+"""Private API of DTensor: its parts, its specs, and the collectives that it calls.
 
-Relies on `_local_tensor` and `_spec` of a DTensor, on the fields of a spec, on the
-constructor that takes both, and on the names of the functional collectives. Where the
-first two are missing, no tensor is taken for a DTensor: its step runs in eager.
+Relies on `_local_tensor` and `_spec` of a DTensor, and on the fields of a spec. Also
+relies on the constructor that takes both, and on the names of the functional
+collectives. If the first two are missing, no tensor counts as a DTensor, and its step
+runs in eager.
 """
 
 from __future__ import annotations
@@ -38,25 +39,21 @@ def DTENSORS() -> None:
 
 
 def dtensor_type() -> Any:
-    """The class of tensors that are spread over processes; None if nothing has loaded
-    it, so that no tensor is one.
-    """
+    """Return the class of DTensors; None if nothing has imported it."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     there = kind is not None and (DTENSORS.there or DTENSORS.available())
     return kind if there else None
 
 
 def part_places() -> tuple[int, int] | None:
-    """The offsets in bytes of the pointers to `_local_tensor` and to `_spec` in the
-    memory of a DTensor; None where they are not known.
-    """
+    """Return the byte offsets of `_local_tensor` and `_spec` in a DTensor, or None."""
     kind = dtensor_type()
     return None if kind is None else _slots(kind)
 
 
 @functools.cache
 def _slots(kind: Any) -> tuple[int, int] | None:
-    """The offsets of both slots, found by writing to them; None if they are none."""
+    """Return the offsets of both slots, found by writing to them; None if not found."""
     getattribute = inspect.getattr_static(kind, "__getattribute__")
     if getattribute is not object.__getattribute__ or _hides_gradients(kind):
         return None
@@ -73,7 +70,7 @@ def _slots(kind: Any) -> tuple[int, int] | None:
 
 
 def _hides_gradients(kind: Any) -> bool:
-    """Are gradients of this class of tensors anything but those of any tensor?"""
+    """Does this class of tensors define its own gradient attributes?"""
     return any(
         inspect.getattr_static(kind, name)
         is not inspect.getattr_static(torch.Tensor, name)
@@ -82,7 +79,7 @@ def _hides_gradients(kind: Any) -> bool:
 
 
 def _slot(sample: Any, name: str) -> int:
-    """The offset in bytes of a slot in an object; 0 if there is none, or several."""
+    """Return the byte offset of a slot in an object; 0 if there is none, or several."""
     descriptor = inspect.getattr_static(type(sample), name)
     if type(descriptor) is not types.MemberDescriptorType:
         return 0
@@ -102,7 +99,7 @@ def are_spread(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def arrived(local: torch.Tensor) -> torch.Tensor:
-    """Wait for the collective that computes a part; returns the part as a tensor."""
+    """Wait for the collective that computes a part; return the part as a tensor."""
     under_way = _under_way()
     if under_way is not None and type(local) is under_way:
         done: torch.Tensor = local.trigger_wait()  # type: ignore[attr-defined]
@@ -111,49 +108,47 @@ def arrived(local: torch.Tensor) -> torch.Tensor:
 
 
 def _under_way() -> Any:
-    """The class of tensors that a collective is still making; None if there is none."""
+    """Return the class of tensors of a running collective; None if there is none."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     return getattr(module, "AsyncCollectiveTensor", None)
 
 
 def is_wrapper(kind: type) -> bool:
-    """Does a class of tensors hand calls on to others that it holds, and say which?
+    """Is a class of tensors a traceable wrapper subclass?
 
-    Relies on the two methods by which torch.compile knows such a class.
+    Relies on the two methods by which torch.compile recognizes such a class.
     """
     return all(hasattr(kind, f"__tensor_{x}__") for x in ("flatten", "unflatten"))
 
 
 COLLECTIVES = "_c10d_functional"
-#: Calls that wait for a collective, or say that who uses its result does.
+#: Calls that wait for a collective, or mark that the user of its result waits.
 WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 def is_wait(func: Any) -> bool:
-    """Does a call return what it is given, once a collective has made it?"""
+    """Does a call return its argument once a collective has finished?"""
     return func.namespace == COLLECTIVES and func.overloadpacket.__name__ in WAITS
 
 
 def is_collective(func: Any) -> bool:
-    """Does a call of ATen wait for other processes?"""
+    """Does an ATen call wait for other processes?"""
     return func.namespace == COLLECTIVES and not is_wait(func)
 
 
 def in_place(func: Any) -> Any:
-    """The call that leaves in its tensor what a collective returns, and tells other
-    processes the same; None where there is none.
-    """
+    """Return the in-place variant of a collective; None if there is none."""
     known = (torch.ops._c10d_functional.all_reduce.default,)
     return torch.ops._c10d_functional.all_reduce_.default if func in known else None
 
 
 def waiting() -> Any:
-    """The call that waits for a collective."""
+    """Return the call that waits for a collective."""
     return torch.ops._c10d_functional.wait_tensor.default
 
 
 def fake_mode() -> Any:
-    """A mode that makes tensors without contents of others."""
+    """Return a mode that makes fake tensors."""
     mode = find("torch._subclasses.fake_tensor:FakeTensorMode", None)
     if mode is None:
         raise EagerOnly(f"torch {torch.__version__} has no FakeTensorMode")
@@ -161,20 +156,19 @@ def fake_mode() -> Any:
 
 
 def spread(local: torch.Tensor, spec: Any) -> Any:
-    """A DTensor with this part."""
+    """Return a DTensor with this part."""
     return dtensor_type()(local, spec, requires_grad=False)
 
 
 def is_summed_up(spec: Any) -> bool:
-    """Is every element in one process, or the same in all? Else parts are to be added
-    up, or whatever else is to become of them.
-    """
+    """Is every element in one process, or equal in all, with no pending reduction?"""
     return not any(x.is_partial() for x in spec.placements)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Have two specs the same mesh, placements and sizes, so that each process has the
-    same elements of both?
+    """Do two specs place the same elements in each process?
+
+    They then have the same mesh, placements and sizes.
     """
     if one is other:
         return True
@@ -191,7 +185,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def spread_as(local: torch.Tensor, whole: Any) -> Any:
-    """A DTensor with this part, over the processes as another one is."""
+    """Return a DTensor with this part, with the spec of another DTensor."""
     spec = whole._spec
     if spec.tensor_meta.dtype != local.dtype:
         meta = spec.tensor_meta._replace(dtype=local.dtype)

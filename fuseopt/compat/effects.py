@@ -1,7 +1,7 @@
-"""Refuse what a step leaves behind, where Dynamo leaves something else.
+"""Refuse effects of a step that Dynamo would change.
 
-Where the trace of a step meets such code, the trace ends and the step runs in eager:
-its bits are eager's, and the user is told the line.
+If the trace of a step meets such code, the trace ends and the step runs in eager. Its
+bits are eager's, and fuseopt reports the line to the user.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .tracing import tracing
 
 @guard("refused-class-writes", "what a step writes to a class is refused")
 def CLASS_WRITES(patcher: Patcher) -> None:
-    """No attribute of a class is written: through instances and derived classes, Dynamo
-    reads it as it was before the step.
+    """Refuse a write to an attribute of a class.
+
+    Through instances and derived classes, Dynamo reads the value from before the step.
     """
     effects = find("torch._dynamo.side_effects:SideEffects")
     classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
@@ -39,8 +40,9 @@ def CLASS_WRITES(patcher: Patcher) -> None:
 
 @guard("refused-finalizers", "objects that run code at their end are refused")
 def FINALIZERS(patcher: Patcher) -> None:
-    """No object is made of a class with a `__del__`: Dynamo makes one more of it, which
-    ends while it traces.
+    """Refuse an object of a class with `__del__`.
+
+    Dynamo makes a second object, which is finalized while it traces.
     """
     classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
 
@@ -54,8 +56,10 @@ def FINALIZERS(patcher: Patcher) -> None:
 
 @guard("refused-kept-iterators", "iterators that a step keeps are refused")
 def KEPT_ITERATORS(patcher: Patcher) -> None:
-    """No iterator that a step makes outlives it: Dynamo keeps what is left of a list,
-    and all that a generator would yield, as the iterator of a tuple.
+    """Refuse an iterator that outlives the step.
+
+    Dynamo keeps the rest of a list, and all that a generator would yield, as the
+    iterator of a tuple.
     """
     effects = find("torch._dynamo.side_effects:SideEffects")
     iterators = (
@@ -83,12 +87,13 @@ def KEPT_ITERATORS(patcher: Patcher) -> None:
 
 @guard("refused-left-generators", "generators that a step leaves half-way are refused")
 def LEFT_GENERATORS(patcher: Patcher) -> None:
-    """No generator is begun and left where its code may handle that: Python ends it
-    then, which runs each `finally` and leaves each `with`; Dynamo does not.
+    """Refuse to leave a started generator whose code may handle that.
+
+    Python closes it, which runs each `finally` and leaves each `with`; Dynamo does not.
     """
     made = find("torch._dynamo.variables.functions:LocalGeneratorObjectVariable")
     output = find("torch._dynamo.output_graph:OutputGraph")
-    # before torch 2.14 two methods say it
+    # before torch 2.14 two methods report it
     suspended = attribute_of(made, "_frame_state_suspended", "_is_generator_exhausted")
     if suspended == "_is_generator_exhausted":
         attribute_of(made, "_is_generator_just_started")
@@ -122,15 +127,16 @@ def handles(code: CodeType) -> bool:
     at = {x.offset: x for x in instructions}
     table: Any = dis.Bytecode(code)
     targets = [at[entry.target] for entry in table.exception_entries]
-    # from Python 3.12 on, what makes an error of each StopIteration is one, too
+    # from Python 3.12 on, the handler that converts StopIteration is one, too
     return any((x.opname, x.arg) != ("CALL_INTRINSIC_1", 3) for x in targets)
 
 
 @guard("refused-hashes", "keys that hash or compare themselves are refused")
 def HASHES(patcher: Patcher) -> None:
-    """No key of a dict, nor item of a set, is of a class of the user's that says what
-    its hash is, or what it equals: Dynamo, and its guards, call that another number of
-    times than Python.
+    """Refuse a key of a dict, or item of a set, whose class defines its hash or
+    equality.
+
+    Dynamo and its guards call these methods a different number of times than Python.
     """
     key = either(
         "torch._dynamo.variables.hashable:HashableTracker",
@@ -154,10 +160,10 @@ def HASHES(patcher: Patcher) -> None:
 
 
 def hashes_itself(kind: type) -> bool:
-    """Does code of the user's say what the hash of an object is, or what it equals?"""
+    """Does user code define the hash or the equality of an object?"""
     for name in ("__hash__", "__eq__"):
         method = getattr(kind, name, None)
-        # what dataclasses write has no effects
+        # methods that dataclasses generate have no effects
         if isinstance(method, FunctionType) and method.__code__.co_filename[:1] != "<":
             home = (method.__module__ or "").partition(".")[0]
             if home not in ("torch", "numpy", *sys.stdlib_module_names):

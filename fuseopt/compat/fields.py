@@ -1,8 +1,8 @@
 """C functions that read a tensor, and the offsets of its fields in memory.
 
-The compiled helper reads tensors by these. The offsets are searched for in tensors made
-for that, and tried on others; no layout is assumed. Where they are not found, the
-helper calls the C functions that torch exports for code compiled ahead of time; where
+The compiled helper reads tensors by these. fuseopt searches for the offsets in sample
+tensors, and tests them on others; no layout is assumed. If they are not found, the
+helper calls the C functions that torch exports for code compiled ahead of time. If
 these are missing, tensors are read in Python.
 """
 
@@ -24,12 +24,12 @@ from .names import Missing, find
 
 
 class TensorFunctions(NamedTuple):
-    """How to read a tensor from C.
+    """Addresses and offsets with which C code reads a tensor.
 
     `handle`: the offset in bytes of the pointer to its TensorImpl in the Python object.
     Addresses of C functions that take this pointer: `data` to `bytes`, and `bump`,
-    which is 0 where torch has none. The others: `Fields`, `storage`, `first` and
-    `memory` in bytes; `words` is 0 where no fields were found.
+    which is 0 if torch has none. The others: `Fields`, `storage`, `first` and `memory`
+    in bytes; `words` is 0 if no fields were found.
     """
 
     handle: int
@@ -51,14 +51,14 @@ class TensorFunctions(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Offsets of fields, in words of 8 bytes; `words` is 0 where they were not found.
+    """Offsets of fields, in words of 8 bytes; `words` is 0 if they were not found.
 
     In a TensorImpl: `storage`, the pointer to its storage; `first` and `words`, the
-    begin and the length of the region that says which part of the storage the tensor is
-    (number of dims, sizes, strides, offset, number of elements, dtype, device; the last
-    word has the dispatch keys). In that region: `kind`, the word with the dtype and the
-    device; `inlined`, the greatest number of dims whose sizes it can hold. In a
-    storage: `memory`, the data pointer; the two words after it say who owns it.
+    begin and the length of its layout region. The region has the number of dims, sizes,
+    strides, offset, number of elements, dtype and device; its last word has the
+    dispatch keys. In that region: `kind`, the word with the dtype and the device;
+    `inlined`, the greatest number of dims whose sizes it can hold. In a storage:
+    `memory`, the data pointer; the two words after it identify the owner.
     """
 
     storage: int = 0
@@ -69,8 +69,9 @@ class Fields(NamedTuple):
     memory: int = 0
 
 
-#: How many words of a TensorImpl and of a storage are searched; each has as many. A
-#: TensorImpl has one more where its dispatch keys, which come last, are not among them.
+#: The number of words of a TensorImpl and of a storage that are searched; each has as
+#: many. A TensorImpl has one more if its dispatch keys, which come last, are not among
+#: them.
 _TENSOR, _STORAGE = 22, 7
 
 
@@ -79,8 +80,9 @@ def _words(address: int, n: int) -> list[int]:
 
 
 def _sample(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tensor:
-    """A tensor whose sizes, strides and offset are numbers that its TensorImpl hardly
-    holds anywhere else.
+    """Return a tensor whose sizes, strides and offset are rare numbers.
+
+    Its TensorImpl hardly holds them in any other place.
     """
     memory = torch.empty(1000, dtype=dtype, device=device)
     return memory.as_strided((3, 5), (101, 17), 307)
@@ -137,7 +139,7 @@ def VERSIONS() -> None:
 
 
 def fields() -> Fields:
-    """The offsets of a tensor's fields in this version of torch."""
+    """Return the offsets of a tensor's fields in this version of torch."""
     return _searched() if RAW_FIELDS.available() else Fields()
 
 
@@ -162,7 +164,7 @@ def _searched() -> Fields:
         storage_words = _words(words[storage], _STORAGE)
         memory = storage_words.index(t.untyped_storage().data_ptr())
         region = words[first:last]
-        if len(region) < 8:  # the helper compares so many at a time
+        if len(region) < 8:  # the helper compares that many words at a time
             return Fields()
         shape = [2, 3, 5], [101, 17], [307, 15]
         places = 0, 1 + inlined, 1 + 2 * inlined
@@ -185,7 +187,7 @@ def _searched() -> Fields:
     kind = [i for i, (a, b) in enumerate(zip(region, like, strict=True)) if a != b]
     if len(kind) != 1:
         return Fields()
-    # a lazy clone shares its memory until one of both is written: the owner changes
+    # a lazy clone shares its memory until one of the two is written: the owner changes
     lender = torch.zeros(8, device="cpu")
     owner = _owner(lender, storage, memory)
     find("torch:_lazy_clone")(lender)
@@ -195,15 +197,15 @@ def _searched() -> Fields:
 
 
 def _owner(t: torch.Tensor, storage: int, memory: int) -> list[int]:
-    """The data pointer of a tensor's storage and the two words that say who owns it."""
+    """Return a storage's data pointer and the two words that identify its owner."""
     return _words(_words(t._cdata, _TENSOR)[storage] + 8 * memory, 3)
 
 
 def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The offset in bytes of the pointer to the TensorImpl in a Python tensor; None if
-    it is not the same in all `tensors`.
+    """Return the byte offset of the pointer to the TensorImpl in a Python tensor.
 
-    `Tensor._cdata` is that pointer; the memory of each object is searched for it.
+    `Tensor._cdata` is that pointer; the memory of each object is searched for it. None
+    if the offset differs among `tensors`.
     """
     offset = None
     for t in tensors:
@@ -215,7 +217,7 @@ def _handle_offset(tensors: Sequence[torch.Tensor]) -> int | None:
     return offset
 
 
-#: C functions of libtorch by their field, and one of C++, which helpers do without.
+#: C functions of libtorch by their field, and an optional one of C++.
 _NAMES = {
     "data": "aoti_torch_get_data_ptr",
     "dims": "aoti_torch_get_dim",
@@ -236,7 +238,7 @@ _BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 
 @functools.cache
 def _shims() -> dict[str, int] | None:
-    """Addresses of the C functions by field; None where libtorch lacks one of them."""
+    """Return addresses of the C functions by field; None if libtorch lacks one."""
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
         addresses = {
@@ -253,7 +255,7 @@ def _shims() -> dict[str, int] | None:
 def tensor_functions(
     tensors: Sequence[torch.Tensor], raw: bool = True
 ) -> TensorFunctions | None:
-    """C functions that read a tensor's address and metadata; None where there are none.
+    """Return C functions that read a tensor's address and metadata, or None.
 
     Relies on the stable C shim of AOTInductor, and on finding the pointer to a tensor's
     TensorImpl in its Python object. `raw`: with the offsets of fields in memory.
@@ -277,9 +279,9 @@ def tensor_functions(
 
 @functools.cache
 def _required() -> int:
-    """The address of `TensorImpl::requires_grad`; 0 where torch exports none.
+    """Return the address of `TensorImpl::requires_grad`; 0 if torch exports none.
 
-    Tried on tensors that require a gradient and on one that does not.
+    Tested on tensors that require a gradient and on one that does not.
     """
     try:
         function = getattr(torch_library("libc10", ctypes.CDLL), _REQUIRES_GRAD)
@@ -295,9 +297,11 @@ def _required() -> int:
 
 
 def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """(offset in bytes of the pointer to the TensorImpl in a Python tensor, address of
-    a C++ function from that pointer to whether the tensor requires a gradient); None
-    where one of them is not known.
+    """Return how C code reads `requires_grad`, or None.
+
+    The tuple has the byte offset of the pointer to the TensorImpl in a Python tensor.
+    It also has the address of a C++ function that takes this pointer and returns a
+    bool.
     """
     if not REQUIRES_GRAD.available() or not _required():
         return None
@@ -307,17 +311,17 @@ def requires_grad_function(tensors: Sequence[torch.Tensor]) -> tuple[int, int] |
 
 @cached
 def gradient_functions() -> tuple[int, int, int] | None:
-    """What `_gradient_functions` found; None where they are not there."""
+    """Return the result of `_gradient_functions` if it is available, else None."""
     return _gradient_functions() if GRADIENTS.available() else None
 
 
 @functools.cache
 def _gradient_functions() -> tuple[int, int, int] | None:
-    """Addresses of three C++ functions: the gradient of a TensorImpl; the Python object
-    of a C++ tensor; is a torch function mode on? None where torch lacks one of them.
+    """Return addresses of three C++ functions, or None if torch lacks one.
 
-    Read so, the gradient of a tensor that is no leaf gives no warning. Tried on tensors
-    with a gradient and without.
+    They return the gradient of a TensorImpl, the Python object of a C++ tensor, and
+    whether a torch function mode is on. Reading the gradient of a non-leaf tensor gives
+    no warning this way. Tested on tensors with a gradient and without.
     """
     try:
         get = getattr(torch_library("libc10", ctypes.CDLL), _GRADIENT)
@@ -345,14 +349,15 @@ def _gradient_functions() -> tuple[int, int, int] | None:
 
 @cached
 def version_functions() -> tuple[int, int] | None:
-    """What `_version_functions` found; None where they are not there."""
+    """Return the result of `_version_functions` if it is available, else None."""
     return _version_functions() if VERSIONS.available() else None
 
 
 @functools.cache
 def _version_functions() -> tuple[int, int] | None:
-    """Addresses of two C++ functions of a tensor: read its version counter, and count
-    it up; None where torch lacks one of them. Tried on a tensor.
+    """Return addresses of two C++ functions that read and increment a tensor's version.
+
+    None if torch lacks one. Tested on a tensor.
     """
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
@@ -381,9 +386,10 @@ _DESCR_GET = 54
 
 
 def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
-    """How `grad` is read of objects of exactly these types: a descriptor, and the C
-    function that takes the descriptor, an object and its type. None where a type reads
-    it in another way.
+    """Return how Python reads `grad` of objects of exactly these types, or None.
+
+    The tuple has a descriptor, and the C function that takes the descriptor, an object
+    and its type. None if a type reads `grad` in another way.
     """
     descriptors = [inspect.getattr_static(kind, "grad", None) for kind in kinds]
     if any(
@@ -401,7 +407,7 @@ def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
 
 
 def _ask(field: str, t: torch.Tensor) -> int:
-    """The code that a function of the C shim gives for a tensor."""
+    """Return the code that a function of the C shim returns for a tensor."""
     shims = _shims() or {}
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
     code = ctypes.c_int32()
@@ -411,13 +417,15 @@ def _ask(field: str, t: torch.Tensor) -> int:
 
 
 class Codes:
-    """The codes that the C shim gives for dtypes and devices, each asked once."""
+    """Codes of the C shim for dtypes and devices, each read once."""
 
     def __init__(self) -> None:
         self._codes: dict[tuple[torch.dtype, torch.device], tuple[int, ...]] = {}
 
     def of(self, t: torch.Tensor) -> tuple[int, ...]:
-        """The codes of a tensor's dtype and type of device, and its device's index."""
+        """Return the codes of a tensor's dtype and type of device, and its device's
+        index.
+        """
         key = t.dtype, t.device
         if key not in self._codes:
             names = "dtype", "device", "device_index"

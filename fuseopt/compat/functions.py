@@ -1,4 +1,4 @@
-"""Functions of torch's that steps call and that are not its public API."""
+"""Functions of torch outside of its public API that steps call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _those(*paths: str) -> tuple[Any, ...]:
     return tuple(x for path in paths if (x := find(path, None)) is not None)
 
 
-#: They say that nobody compiles a script.
+#: They report that no script is being compiled.
 SCRIPTING = _those("torch.jit._script:is_scripting")
-#: They say whether code is being compiled.
+#: They report whether code is being compiled.
 COMPILING = _those("torch._utils:is_compiling")
-#: They name a backend of the user's.
+#: They name a backend of the user.
 BACKEND_NAME = _those("torch._C:_get_privateuse1_backend_name")
-#: They say whether tensors have functions of their own.
+#: They report whether tensors override torch functions.
 OVERRIDDEN = _those(
     "torch._C:_has_torch_function",
     "torch._C:_has_torch_function_unary",
@@ -43,7 +43,7 @@ def _tree_map(function: Callable[[Any], Any], x: Any, **_: Any) -> Any:
     return function(x)
 
 
-#: Maps a function over what lists, tuples and dicts hold.
+#: Maps a function over the items of lists, tuples and dicts.
 tree_map: Any = find("torch.utils._pytree:tree_map", _tree_map)
 
 
@@ -53,7 +53,7 @@ tree_map: Any = find("torch.utils._pytree:tree_map", _tree_map)
     "what is no optimizer step runs in eager",
 )
 def INDUCTOR() -> None:
-    # to import it takes a second
+    # importing it takes a second
     if importlib.util.find_spec("torch._inductor.compile_fx") is None:
         raise Missing("torch has no torch._inductor.compile_fx")
     if "torch._inductor.compile_fx" in sys.modules:
@@ -62,7 +62,7 @@ def INDUCTOR() -> None:
 
 
 def inductor(gm: Any, args: Sequence[Any]) -> Callable[..., Any]:
-    """A graph as Inductor compiles it."""
+    """Compile a graph with Inductor."""
     compiled: Callable[..., Any] = find("torch._inductor.compile_fx:compile_fx")(
         gm, list(args)
     )

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """Disable the garbage collector within this context.
 
-    Compiling allocates many small objects that stay alive. Searching these and all that
-    torch holds for garbage, again and again, takes longer than allocating them.
-    Contexts may be nested, and end in any order.
+    A compilation allocates many small objects that stay alive. Repeated collections of
+    these and of torch's objects take longer than the allocations. Contexts may be
+    nested, and end in any order.
     """
     was_on = gc.isenabled()
     gc.disable()

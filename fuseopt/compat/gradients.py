@@ -1,4 +1,4 @@
-"""Gradients that several parameters share, while Dynamo traces their optimizer."""
+"""Shared gradients of several parameters, while Dynamo traces their optimizer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import torch
 
 
 class Apart:
-    """A context in which parameters that share one gradient have one each, of the same
-    memory; afterwards they share it again.
+    """Context in which parameters with a shared gradient have separate gradient
+    tensors.
 
-    Dynamo makes one input of what is one object while it traces an optimizer, and asks
-    no guard whether it still is one in a later call. Checked with torch 2.11 and 2.13;
-    where Dynamo does ask, this changes nothing but the number of inputs.
+    These have the same memory. Afterwards the parameters share the gradient again.
+    While it traces an optimizer, Dynamo makes one input of one object, without a guard
+    that it stays one. Checked with torch 2.11 and 2.13. If Dynamo has such a guard,
+    this changes only the number of inputs.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:

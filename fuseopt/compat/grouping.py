@@ -1,4 +1,4 @@
-"""The order in which torch's functions of lists go over tensors of several dtypes."""
+"""Order in which torch's foreach functions process tensors of several dtypes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def DTYPE_ORDER() -> None:
 
 
 def dtypes_in_order(tensors: Sequence[torch.Tensor]) -> list[torch.dtype] | None:
-    """The dtypes of tensors of one device, in the order in which torch's functions of
-    lists go over them; [] where there is but one.
+    """Return the dtypes of tensors of one device, in the order of torch's foreach
+    functions.
 
-    It is that of a hash table of torch's, of which Dynamo knows nothing: while torch is
-    traced, all tensors are one list, and what sums over dtypes gets another order.
-    Relies on the function that makes the table; None where it is missing.
+    [] if there is only one dtype. The order is that of a hash table of torch. While
+    torch is traced, all tensors are one list, so that sums over dtypes get another
+    order. Relies on the function that makes the table; None if it is missing.
     """
     if len({t.dtype for t in tensors}) < 2:
         return []

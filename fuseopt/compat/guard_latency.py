@@ -1,4 +1,4 @@
-"""Leave out Dynamo's timing of its guards, which empties the processor's caches."""
+"""Omit Dynamo's timing of its guards, which evicts the processor's caches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .tracing import traces_step
     "each trace takes some 50 ms longer",
 )
 def UNTIMED_GUARDS(patcher: Patcher) -> None:
-    """While a step is traced, do not time the guards that were built.
+    """Do not time the guards of a traced step.
 
-    The time stands in Dynamo's logs alone. To take it, Dynamo empties the processor's
-    caches, which takes longer than to build the guards: some 50 ms, of all the other
-    data too. Where somebody reads these logs it is taken.
+    The time appears only in Dynamo's logs. To measure it, Dynamo evicts the processor's
+    caches, with all other data. That takes some 50 ms, longer than building the guards.
+    If these logs are on, the time is measured.
     """
     guards = find("torch._dynamo.guards")
     log = find("torch._dynamo.guards:guards_log")

@@ -1,13 +1,13 @@
 """Guards that Dynamo lacks, added where it traces a step.
 
-Dynamo's trace of a step depends on facts that none of its guards check: that a name is
-absent, in which order a dict has its keys, which object something is, which function a
-class holds. Each hook here adds a guard of Dynamo's where the trace depends on such a
-fact; Dynamo's compiled guards then check it at each call. torch.optim's own code
-depends on none of these facts, and its traces are left alone.
+Dynamo's trace of a step depends on facts that none of its guards check. Examples are
+the absence of a name, the order of a dict's keys, an object's identity, and a class's
+function. Each hook here adds a guard of Dynamo where the trace depends on such a fact;
+Dynamo's compiled guards then check it at each call. torch.optim's own code depends on
+none of these facts, and its traces get no such guards.
 
-Without one of these hooks, a step of a class that is not torch's runs in eager, unless
-its code provably depends on no such fact (plain_code.py).
+Without one of these hooks, a step of a class outside of torch runs in eager. Steps
+whose code provably depends on no such fact are excepted (plain_code.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .patches import Hook, Patch, Patcher, patch
 from .plain import OPTIM
 from .tracing import traces_own, traces_step
 
-#: What a step loses without a guard.
+#: The loss of a step without a guard.
 LOST = "steps of classes that are not torch's run in eager, unless they are plain code"
 
 
@@ -38,7 +38,7 @@ def guard(name: str, gives: str) -> Callable[[Hook], Patch]:
     return patch(name, gives, LOST, bits=True)
 
 
-# ---------------------------------------------------------------- what is absent
+# ---------------------------------------------------------------- absence
 
 
 @guard("guard-misses", "a guard that a name which an object lacks is still absent")
@@ -72,7 +72,8 @@ def MISSES(patcher: Patcher) -> None:
 
 
 def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
-    """A guard on whether the object at a source has an attribute: (source, kind).
+    """Return a guard on whether the object at a source has an attribute: (source,
+    kind).
 
     torch 2.11 puts it at the attribute's source; later versions take its name.
     """
@@ -81,14 +82,14 @@ def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
     return find("torch._dynamo.source:AttrSource")(source, name), builder.HASATTR
 
 
-# ---------------------------------------------------------------- what containers hold
+# ---------------------------------------------------------------- containers
 
 
 @guard("guard-contents", "a guard on the keys of each dict that is read, in order")
 def CONTENTS(patcher: Patcher) -> None:
     """Guard the keys of each dict that is read, and their order.
 
-    The same holds for an object's `__dict__`, where the step reads that.
+    The same holds for an object's `__dict__`, if the step reads it.
     """
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     AttrSource = find("torch._dynamo.source:AttrSource")
@@ -101,7 +102,7 @@ def CONTENTS(patcher: Patcher) -> None:
     def build(original: Hook, self: Any, value: Any) -> Any:
         asked = asks(self.tx)
         if asked and value in self.tx.output.side_effects:
-            # one object in two places: Dynamo guards its contents at the first alone
+            # for one object in two places, Dynamo guards its contents only at the first
             first = self.tx.output.side_effects[value].source
             if first is not None and first != self.source:
                 install(first, GuardBuilder.ID_MATCH)
@@ -111,7 +112,7 @@ def CONTENTS(patcher: Patcher) -> None:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
                 if not any(isinstance(key, torch.Tensor) for key in value):
-                    # else each key is guarded; this guard would print their contents
+                    # else each key has a guard; this guard would print their contents
                     install(self.source, GuardBuilder.DICT_KEYS_MATCH)
                 if type(value) is collections.OrderedDict and len(value) > 1:
                     _guard_order(self.tx, self.source, value)
@@ -142,9 +143,7 @@ def CONTENTS(patcher: Patcher) -> None:
 
 
 def _guard_order(tx: Any, source: Any, value: Any) -> None:
-    """Guard the order of an OrderedDict's keys, which differs from that of the plain
-    dict within it.
-    """
+    """Guard the order of an OrderedDict's keys, which differs from the inner dict's."""
     keys = list(value)
     if not all(isinstance(key, (str, int)) for key in keys):
         refuse(tx, "it reads an OrderedDict with keys of many kinds")
@@ -181,7 +180,7 @@ def IDENTITY(patcher: Patcher) -> None:
             args = sides = _told_apart(tx, sides)
             if not any(isinstance(x, ConstantVariable) for x in sides):
                 for x in sides:
-                    if node_of(x) is None:  # a number is no other object
+                    if node_of(x) is None:  # a number never is another object
                         install(x.source, GuardBuilder.ID_MATCH)
         return original(self, tx, args, kwargs)
 
@@ -193,15 +192,15 @@ def IDENTITY(patcher: Patcher) -> None:
 
 
 def _told_apart(tx: Any, sides: list[Any]) -> list[Any]:
-    """What `is` compares, with a truth as a constant.
+    """Return the operands of `is`, with a truth value as a constant.
 
-    Refuses two numbers of which one moves: Dynamo makes other objects of them than
-    Python has.
+    Refuses two numbers of which one is symbolic: Dynamo makes other objects of them
+    than Python has.
     """
     if not any(map(node_of, sides)):
         return sides
     if not all(node_of(x) is not None or _is_number(x) for x in sides):
-        return sides  # a number is no such object
+        return sides  # a number never is such an object
     truths = [settled(tx, x) if x.python_type() is bool else x for x in sides]
     told = [x if now is None else now for x, now in zip(sides, truths, strict=True)]
     if any(node_of(x) is not None or x.python_type() is not bool for x in told):
@@ -216,7 +215,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _late(variable: Any) -> Hook:
-    """A call of one of Dynamo's functions that looks up its method anew."""
+    """Return a function that looks up the method of Dynamo's variable at each call."""
 
     def compare(tx: Any, args: Any, kwargs: Any) -> Any:
         return variable.call_function(tx, args, kwargs)
@@ -226,12 +225,12 @@ def _late(variable: Any) -> Hook:
 
 @guard("guard-places", "a guard on which parameter a state belongs to")
 def PLACES(patcher: Patcher) -> None:
-    """Keep the guards on identity that Dynamo leaves out for sources in an optimizer.
+    """Keep the guards on identity that Dynamo omits for sources in an optimizer.
 
-    Dynamo reads the state of a parameter by its position among the keys of `state`, and
-    leaves out the guard that the key at this position is that parameter: a state that
-    was deleted and made anew stands last, and each other one would be taken for its
-    neighbour's. Nor does Dynamo guard which of the parameters an attribute is.
+    Dynamo reads the state of a parameter by its position among the keys of `state`. It
+    omits the guard that the key at this position is that parameter. A state that was
+    deleted and made again is last, so each later one would be mistaken for its
+    neighbour's. Dynamo also does not guard which of the parameters an attribute is.
     """
     guards = find("torch._dynamo.guards")
 
@@ -241,7 +240,7 @@ def PLACES(patcher: Patcher) -> None:
     patcher.around(guards, "is_from_optimizer_source", asked, "source")
 
 
-# ---------------------------------------------------------------- what is called
+# ---------------------------------------------------------------- methods
 
 
 @guard("guard-methods", "a guard on the code of each method that is called")
@@ -289,10 +288,10 @@ def METHODS(patcher: Patcher) -> None:
 
 @guard("traced-groups", "`_init_group` of classes that are not torch's is traced")
 def GROUPS(patcher: Patcher) -> None:
-    """Have `_init_group` of a class that is not torch's traced like any other method.
+    """Trace `_init_group` of a class outside of torch like any other method.
 
     Dynamo runs it instead of tracing it, and guards nothing that it reads. From torch
-    2.15 on it does so in a method of this name, which may decline.
+    2.15 on a method of this name does so, which may decline.
     """
     kind = find("torch._dynamo.variables.optimizer:OptimizerVariable")
     plain = find("torch._dynamo.variables.user_defined:UserDefinedObjectVariable")
@@ -320,10 +319,10 @@ def GROUPS(patcher: Patcher) -> None:
         patcher.around(kind, "_init_group", decline, "self", "tx", "args", "kwargs")
 
 
-# ---------------------------------------------------------------- what tensors are
+# ---------------------------------------------------------------- tensors
 
 
-#: Attributes and methods of a tensor whose values a trace takes for constants, as names
+#: Attributes and methods of a tensor whose values a trace treats as constants, as names
 #: of methods of Dynamo's variables.
 METADATA = (
     *("attr_ndim", "attr_dtype", "attr_device", "attr_layout", "attr_is_cuda"),
@@ -335,9 +334,7 @@ METADATA = (
 
 @guard("guard-metadata", "a guard on the metadata of a tensor that a step reads")
 def TENSORS(patcher: Patcher) -> None:
-    """Guard the metadata that a step reads of a tensor which Dynamo guards by identity
-    alone.
-    """
+    """Guard the metadata that a step reads of a tensor guarded by identity alone."""
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     AttrSource = find("torch._dynamo.source:AttrSource")
     ConstantVariable = find("torch._dynamo.variables.constant:ConstantVariable")
@@ -390,7 +387,7 @@ SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"
 
 
 def _guard_inputs(node: Any, kind: Any) -> None:
-    """Guard the parameters and the state that a node's tensor is computed from."""
+    """Guard the parameters and the state from which a node's tensor is computed."""
     pending = [node]
     while pending:
         source = pending.pop()
@@ -404,8 +401,9 @@ KIND = "fuseopt_kind"
 
 
 def _note_tensor(variable: Any, value: torch.Tensor) -> None:
-    """Note the source and the class of a tensor that Dynamo's graph holds as an
-    attribute: Dynamo notes neither.
+    """Record the source and the class of a tensor that is an attribute of the graph.
+
+    Dynamo records neither.
     """
     proxy = getattr(variable, "proxy", None)
     if proxy is None or proxy.node.op != "get_attr":
@@ -417,7 +415,7 @@ def _note_tensor(variable: Any, value: torch.Tensor) -> None:
 
 @guard("guard-kinds", "`type(p)` is a parameter's class, guarded")
 def KINDS(patcher: Patcher) -> None:
-    """Let `type(p)` be a parameter's class, also one that is not torch's, guarded."""
+    """Make `type(p)` a parameter's class, with a guard, even outside of torch."""
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     variable = find("torch._dynamo.variables.tensor:TensorVariable")
     find("torch._dynamo.guards:GuardBuilder.TYPE_MATCH")

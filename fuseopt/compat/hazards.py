@@ -1,7 +1,7 @@
-"""Refuse code that Dynamo traces otherwise than Python runs it, where no guard helps.
+"""Refuse code for which Dynamo's trace differs from Python, where no guard helps.
 
-Where the trace of a step meets such code, the trace ends and the step runs in eager:
-its bits are eager's, and the user is told the line.
+If the trace of a step meets such code, the trace ends and the step runs in eager. Its
+bits are eager's, and fuseopt reports the line to the user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .symbol_uses import constant
 from .tracing import traces_own, traces_step, tracing
 from .watched import watched
 
-#: What a class may define without that its values are compared or computed otherwise.
+#: Methods that a class may define without a change to comparison or arithmetic.
 HARMLESS = frozenset(
     [
         *("__new__", "__init__", "__doc__", "__str__", "__repr__", "__format__"),
@@ -36,7 +36,7 @@ HARMLESS = frozenset(
     ]
 )
 VALUES = (bool, int, float, complex, str, bytes)
-#: Functions whose first answer Dynamo keeps.
+#: Functions whose first result Dynamo keeps.
 KEPT_ANSWERS = tuple(
     getattr(sys, name)
     for name in ("getrecursionlimit", "get_int_max_str_digits")
@@ -47,7 +47,7 @@ CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
 
 
 def acts_otherwise(value: Any) -> bool:
-    """Is it a number or a text with operators of its own?"""
+    """Is it a number or a text that defines its own operators?"""
     kind = type(value)
     if kind in VALUES or not issubclass(kind, VALUES):
         return False
@@ -59,13 +59,13 @@ def acts_otherwise(value: Any) -> bool:
 
 @guard("refused-values", "values that Dynamo takes for others are refused")
 def VALUES_REFUSED(patcher: Patcher) -> None:
-    """No value is used that Dynamo takes for another one, or for a constant."""
+    """Refuse a value that Dynamo mistakes for another value, or for a constant."""
     kind = find("torch._dynamo.variables.builder:VariableBuilder")
 
     def build(original: Hook, self: Any, value: Any) -> Any:
         why = _untraceable(value) if asks(self.tx) else ""
         if any(value is x for x in KEPT_ANSWERS) and asks(self.tx):
-            # unwrap ends its loop by the limit, whatever that is
+            # unwrap ends its loop at the recursion limit, of any value
             now = getattr(self.tx.output, "current_tx", self.tx)
             if now.f_code is not inspect.unwrap.__code__:
                 why = f"it calls sys.{value.__name__}"
@@ -82,8 +82,9 @@ def VALUES_REFUSED(patcher: Patcher) -> None:
 
 
 def _is_copied(tx: Any, value: Any) -> str:
-    """Why an optimizer may not be used for which a shadow stands, nor a container of
-    which that has a copy.
+    """Return why a step may not use an optimizer with a shadow, or a container of it.
+
+    The shadow has a copy of the container. Returns None for other values.
     """
     root = tx.output.local_scope.get("self")
     for holder in (root, *getattr(root, "optimizers", ())):
@@ -102,7 +103,7 @@ def _is_copied(tx: Any, value: Any) -> str:
 
 
 def _untraceable(value: Any) -> str:
-    """Why a step that uses a value must run in eager; "" if nothing is known."""
+    """Return why a step that uses a value must run in eager, or ""."""
     if acts_otherwise(value):
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -127,7 +128,7 @@ def _untraceable(value: Any) -> str:
 
 @guard("refused-texts", "text that is made of a number which moves is refused")
 def TEXTS(patcher: Patcher) -> None:
-    """No text is made of a number that moves: Dynamo would keep it as it is."""
+    """Refuse a text made of a symbolic number: Dynamo would keep the text constant."""
     kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
 
@@ -144,7 +145,7 @@ def TEXTS(patcher: Patcher) -> None:
 
 @guard("refused-searches", "a number which moves is not looked for in a list")
 def SEARCHES(patcher: Patcher) -> None:
-    """A number that moves is not looked for in a list: Dynamo would not find it."""
+    """Refuse a search for a symbolic number in a list: Dynamo would not find it."""
     base = find("torch._dynamo.variables.lists:BaseListVariable")
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
     name = attribute_of(base, "sq_contains_impl", "sq_contains", "call_method")
@@ -180,7 +181,7 @@ def _with_name(method: Hook, name: str, self: Any, tx: Any, item: Any) -> Any:
 
 @guard("refused-numpy", "random numbers of numpy's are refused")
 def RANDOM(patcher: Patcher) -> None:
-    """What numpy draws is not what Dynamo draws in its place."""
+    """Refuse random numbers of numpy: Dynamo draws different ones in their place."""
     kind = find("torch._dynamo.variables.misc:NumpyVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -195,8 +196,9 @@ def RANDOM(patcher: Patcher) -> None:
 
 @guard("refused-arrays", "numbers of numpy's that a step computes are refused")
 def ARRAYS(patcher: Patcher) -> None:
-    """No number of numpy's that a step computes outlives its graph: it would be an
-    array, which is what Dynamo has in its place.
+    """Refuse a number of numpy that a step computes and that outlives its graph.
+
+    Dynamo would turn it into an array.
     """
     output = find("torch._dynamo.output_graph:OutputGraph")
     array = find("torch._dynamo.variables.tensor:NumpyNdarrayVariable")
@@ -212,11 +214,11 @@ def ARRAYS(patcher: Patcher) -> None:
 
 @guard("refused-draws", "random numbers of Python's are refused")
 def DRAWS(patcher: Patcher) -> None:
-    """No number of Python's generators is drawn, and no generator is made or read.
+    """Refuse draws from Python's generators, and making or reading a generator.
 
     Dynamo keeps the state that a `random.Random` has while it traces: each call would
-    draw the same numbers and put the generator back. It shows a backend any number
-    drawn as a tensor of float32, and hands it over in one of float64.
+    draw the same numbers and reset the generator. Dynamo shows a backend any drawn
+    number as a tensor of float32, and passes it in one of float64.
     """
     builder = find("torch._dynamo.variables.builder:VariableBuilder")
     source = find("torch._dynamo.source:RandomValueSource")
@@ -240,7 +242,7 @@ def DRAWS(patcher: Patcher) -> None:
 
 @guard("refused-calls", "calls whose effects Dynamo loses are refused")
 def CALLS(patcher: Patcher) -> None:
-    """No call is traced whose effect on a container Dynamo loses."""
+    """Refuse a call whose effect on a container Dynamo loses."""
 
     def refusing(names: tuple[str, ...]) -> Hook:
         def call(original: Hook, self: Any, tx: Any, name: str, *args: Any) -> Any:
@@ -263,9 +265,9 @@ def CALLS(patcher: Patcher) -> None:
 
 @guard("refused-constants", "what was refused is not computed as a constant instead")
 def CONSTANTS(patcher: Patcher) -> None:
-    """Where a trace was refused, Dynamo calls no function to go on with its answer.
+    """Call no function in Dynamo with a result of a refused trace.
 
-    It does so where all arguments are constants, modules and classes among them.
+    Dynamo does so if all arguments are constants, including modules and classes.
     """
     home = find("torch._dynamo.variables.builtin")
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
@@ -279,8 +281,8 @@ def CONSTANTS(patcher: Patcher) -> None:
 
 @guard("refused-attributes", "what code makes of modules and classes is refused")
 def MADE(patcher: Patcher) -> None:
-    """No attribute is read, or asked for, that a module's `__getattr__` makes, or the
-    class of a class; and no item that a class makes.
+    """Refuse attributes from a module's `__getattr__` or a metaclass, and items of a
+    class.
 
     Dynamo calls such code while it traces, and its guards call it at each step.
     """
@@ -298,7 +300,7 @@ def MADE(patcher: Patcher) -> None:
         return original(self, tx, name)
 
     def load(original: Hook, self: Any, name: str) -> Any:
-        # from torch 2.14 on, it calls such code where a trace is refused below
+        # from torch 2.14 on, Dynamo calls such code where a trace is refused below
         holder = self.stack[-1].realize()
         if isinstance(holder, kind):
             asked(_nothing, holder, self, name)
@@ -330,7 +332,7 @@ def _nothing(*args: Any) -> None:
 
 
 def _makes_items(value: Any) -> bool:
-    """Does code of a user's give the items of a class?"""
+    """Does user code compute the items of a class?"""
     made = getattr(value, "__class_getitem__", None)
     return inspect.isfunction(getattr(made, "__func__", made)) and (
         value.__module__.partition(".")[0] not in sys.stdlib_module_names
@@ -338,7 +340,7 @@ def _makes_items(value: Any) -> bool:
 
 
 def _made_by_module(module: Any, name: str) -> str:
-    """Does a module make an attribute by its `__getattr__`? "" if not."""
+    """Return the reason if a module's `__getattr__` makes an attribute, else ""."""
     held = vars(module.value)
     if name in held or "__getattr__" not in held or module.is_torch:
         return ""
@@ -346,7 +348,7 @@ def _made_by_module(module: Any, name: str) -> str:
 
 
 def _made_by_class(value: Any, name: str) -> str:
-    """Does the class of a class make an attribute? "" if not."""
+    """Return the reason if a metaclass makes an attribute, else ""."""
     above: Any = type(value)
     homes = (c.__module__.partition(".")[0] for c in above.__mro__ if name in vars(c))
     home = next(homes, "")
@@ -357,7 +359,7 @@ def _made_by_class(value: Any, name: str) -> str:
 
 @guard("refused-identities", "the identity of a container is refused")
 def IDENTITIES(patcher: Patcher) -> None:
-    """No step asks which object a container is: it may be a copy that a shadow has."""
+    """Refuse reads of a container's identity: a shadow may have a copy of it."""
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
 
     def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
@@ -373,7 +375,7 @@ def IDENTITIES(patcher: Patcher) -> None:
 
 @guard("refused-addresses", "the address and the version of a tensor are refused")
 def ADDRESSES(patcher: Patcher) -> None:
-    """Where a tensor lies, and how often it was written, is no constant."""
+    """Refuse reads of a tensor's address or version, which are no constants."""
     kind = find("torch._dynamo.variables.tensor:TensorVariable")
 
     def asked(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -391,8 +393,10 @@ def ADDRESSES(patcher: Patcher) -> None:
 
 @guard("refused-caches", "functions with a cache are refused")
 def CACHES(patcher: Patcher) -> None:
-    """What functools.lru_cache has kept is not looked through; torch's own caches keep
-    what is the same for a whole process, such as its list of functions with a device.
+    """Refuse functions behind functools.lru_cache, except torch's own.
+
+    torch's caches hold what is the same for a whole process, such as its list of
+    functions with a device.
     """
     kind = find("torch._dynamo.variables.functions:WrapperUserFunctionVariable")
 

@@ -1,7 +1,7 @@
 """Install guards while Dynamo traces a step for our backend.
 
-Relies on the functions by which Dynamo installs guards, and on its expressions for
-where a value was found.
+Relies on the functions by which Dynamo installs guards, and on its expressions for the
+source of a value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def asks(tx: Any) -> bool:
-    """Is this a trace of ours, of code that is not torch's?"""
+    """Is this a trace of ours, of code outside of torch?"""
     if not traces_step():
         return False
     now = getattr(tx.output, "current_tx", tx)
@@ -27,15 +27,16 @@ def asks(tx: Any) -> bool:
 
 
 def install(source: Any, *kinds: Any) -> None:
-    """Guard what is found at a source, in these ways."""
+    """Guard the value at a source, in these ways."""
     if source is not None:
         for kind in kinds:
             guard_here(source, kind)
 
 
 def guard_here(source: Any, kind: Any) -> Any:
-    """Guard what is found at a source, unless it is of those that have no guards; the
-    guard, or None.
+    """Guard the value at a source, and return the guard.
+
+    Returns None if the source cannot have guards.
     """
     try:
         guard = source.make_guard(kind)
@@ -46,20 +47,20 @@ def guard_here(source: Any, kind: Any) -> Any:
 
 
 def guard_again(guard: Any) -> None:
-    """Install a guard, if it is not there: Dynamo takes guards back where it takes back
-    what it has traced.
+    """Install a guard if it is missing: Dynamo removes guards when it rolls back a
+    trace.
     """
     if guard is not None:
         find("torch._dynamo.guards:install_guard")(guard)
 
 
 def name_of(source: Any) -> str:
-    """The expression that gives what is at a source."""
+    """Return the expression for the value at a source."""
     return str(source.name() if callable(source.name) else source.name)
 
 
 def found_at(tx: Any, source: Any) -> Any:
-    """What is at a source; None if it cannot be said."""
+    """Return the value at a source; None if it cannot be evaluated."""
     if source is None:
         return None
     scope = {"L": tx.output.local_scope, "G": tx.output.global_scope}
@@ -70,7 +71,7 @@ def found_at(tx: Any, source: Any) -> Any:
 
 
 def ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
-    """Guard that `holds()` at each call; of one graph, once under a name."""
+    """Guard that `holds()` at each call; once per graph and name."""
     asked = vars(tx.output).setdefault("fuseopt_asked", set())
     if what in asked:
         return
@@ -87,7 +88,7 @@ def ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
 def add_lambda(
     manager: Any, holds: Callable[[Any], bool], parts: list[str], stack: Any
 ) -> None:
-    """Add a guard that calls a function; `parts`: what it checks, for Dynamo's log."""
+    """Add a guard that calls a function; `parts`: its description in Dynamo's log."""
     try:
         manager.add_lambda_guard(holds, parts, stack)
     except TypeError:  # as before torch 2.13
@@ -95,7 +96,7 @@ def add_lambda(
 
 
 def all_kinds(base: type[Any]) -> Iterator[type[Any]]:
-    """A class, and all that are derived from it."""
+    """Yield a class and all classes derived from it."""
     yield base
     for kind in base.__subclasses__():
         yield from all_kinds(kind)

@@ -1,4 +1,4 @@
-"""Spare the import of Inductor, which Dynamo does when it traces an optimizer."""
+"""Avoid the import of Inductor when Dynamo traces an optimizer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CAPTURED = "torch._inductor.cudagraph_trees"
     "the first step of a process takes a second longer",
 )
 def SPARED_INDUCTOR(patcher: Patcher) -> None:
-    """Let Dynamo trace an optimizer without importing Inductor.
+    """Trace an optimizer without importing Inductor.
 
-    For each gradient Dynamo asks whether Inductor captured it in a graph, only to say
-    so in a log. As long as nobody has imported the module that captures, nothing was
-    captured, and the answer is what remains of the question.
+    Dynamo checks for each gradient whether Inductor captured it in a graph, only for a
+    log. Until the module that captures is imported, nothing was captured. The hook then
+    returns the remaining part of the result.
     """
     place = find("torch._dynamo.variables.optimizer")
     address_of = find("torch._dynamo.utils:get_static_address_type")

@@ -1,4 +1,4 @@
-"""Free what Dynamo keeps of a compiled function after its last user is gone."""
+"""Free the memory that Dynamo keeps for a compiled function after its last user."""
 
 from __future__ import annotations
 
@@ -28,26 +28,25 @@ def FREED() -> None:
 
 
 class Fakes:
-    """The twins without memory that Dynamo traced with, known weakly.
+    """Fake tensors that Dynamo traced with, weakly referenced.
 
-    A parameter's twin holds that of its gradient where Python's garbage collector does
-    not see it, and so all of a trace would stay for ever; caches of what was asked of
-    sizes hold the last ones. Relies on the context of a
-    trace and on the list of twins that the environment of its shapes has; where they
-    are elsewhere, they stay.
+    A parameter's fake holds the fake of its gradient where Python's garbage collector
+    cannot reach it. So all of a trace would stay for ever. Caches of size queries hold
+    the last fakes. Relies on the context of a trace, and on the list of fakes in its
+    shape environment. If these are elsewhere, the fakes stay.
     """
 
     def __init__(self) -> None:
         self._shapes: list[weakref.ref[Any]] = []
-        #: may a trace hold weak references to the tensors that it was given?
+        #: True if a trace may hold weak references to its tensor arguments
         self.hold = False
-        #: the files that the graphs are said to be in
+        #: the file names of graphs in linecache
         self.files: list[str] = []
 
     def note(self) -> None:
-        """Called by a backend: remember what this trace has."""
+        """Record the fakes of this trace; called by a backend."""
         self.hold = True
-        # the graph's, which torch.fx has just made; a module of its does not say which
+        # the graph's file, which torch.fx has just made; its module does not name it
         last = next(reversed(linecache.cache), "")
         if last.startswith("<eval_with_key>"):
             self.files.append(last)
@@ -59,10 +58,11 @@ class Fakes:
             self._shapes.append(weakref.ref(shapes))
 
     def unhand(self) -> None:
-        """After a trace: drop its weak references to the tensors that it was given.
+        """Drop a trace's weak references to its tensor arguments, after the trace.
 
-        torch swaps no tensor that has one (`torch.utils.swap_tensors`). Relies on where
-        a trace's fakes note of which tensor they are; elsewhere, the references stay.
+        torch cannot swap a tensor with weak references (`torch.utils.swap_tensors`).
+        Relies on where a trace's fakes record their tensors; if elsewhere, the
+        references stay.
         """
         self.hold = False
         for reference in self._shapes:
@@ -77,14 +77,14 @@ class Fakes:
                     known.clear()
 
     def forget(self) -> None:
-        """Let go what nobody traces with any more."""
+        """Release the fakes of finished traces."""
         while self._shapes:
             shapes = self._shapes.pop()()
             for tracked in getattr(shapes, "tracked_fakes", None) or ():
                 fake = getattr(tracked, "fake", None)
                 if isinstance(fake, torch.Tensor):
                     fake.grad = None
-            # its methods remember for which environment they were called last
+            # its methods cache the environment of their last call
             for method in vars(type(shapes)).values():
                 clear = getattr(method, "cache_clear", None)
                 if callable(clear):
@@ -92,9 +92,9 @@ class Fakes:
 
 
 class Life:
-    """Asks whether a tensor's memory is still there, without a reference to the tensor.
+    """Tests whether a tensor's memory still exists, without a reference to the tensor.
 
-    Relies on torch's weak reference to memory; without it, memory counts as there.
+    Relies on torch's weak reference to memory; without it, memory counts as existing.
     """
 
     def __init__(self, t: torch.Tensor) -> None:
@@ -102,19 +102,19 @@ class Life:
         self._memory = None if weakly is None else weakly(t.untyped_storage())
 
     def lasts(self) -> bool:
-        """Is the memory there?"""
+        """Does the memory exist?"""
         return self._memory is None or not self._memory.expired()
 
 
 def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None:
-    """Drop what Dynamo has compiled of some code for one backend, and the backend.
+    """Drop Dynamo's compilations of some code for one backend, and the backend.
 
-    Nobody may run it any more. With a code object goes what was compiled of it, but for
-    two things. Each object that a guard knows by identity has a finalizer that would
-    drop what the guard guards: those of modules and of torch's functions stay for ever.
-    And each backend that Dynamo was given stays in a table. Relies on where both are:
-    the registry of Python's finalizers, and the table of Dynamo's module; where they
-    are elsewhere, both stay, which costs memory and nothing else.
+    The code must never run again. A code object takes its compilations with it, except
+    two things. Each object that a guard compares by identity has a finalizer for the
+    guard. Those of modules and of torch's functions stay for ever. And each backend
+    passed to Dynamo stays in a table. Relies on the registry of Python's finalizers,
+    and on the table of Dynamo's module. If these are elsewhere, both stay, which costs
+    only memory.
     """
     if not FREED.available():
         return
@@ -137,11 +137,11 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
 
 
 def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
-    """Shorten what Dynamo and torch.fx note of each compilation and never look at.
+    """Shorten lists that Dynamo and torch.fx extend at each compilation and never read.
 
-    Weak references to code that is no more; where metrics were set, once they are told;
-    the places of frames; the source text of graphs. Relies on the lists that these are
-    in; one that is missing is left out.
+    These are weak references to deleted code, the places of reported metrics and of
+    frames, and the source text of graphs. Relies on the lists themselves; a missing one
+    is left out.
     """
     if not FREED.available():
         return
@@ -165,8 +165,9 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
 
 
 def _drop_finalizers(guards: set[int]) -> None:
-    """Detach finalizers whose guards are these, or are no more."""
-    # one call of C: to make a list of items may collect garbage, and with it entries
+    """Detach finalizers whose guards are these, or no longer exist."""
+    # one call of C: making a list of items may trigger a collection, which removes
+    # entries
     registry = weakref.finalize._registry.copy()  # type: ignore[attr-defined]
     for finalizer, info in registry.items():
         call = info.func

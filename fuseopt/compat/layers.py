@@ -1,17 +1,18 @@
-"""Find the backend within what Dynamo calls with a graph."""
+"""Find the backend inside the function that Dynamo calls with a graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Where wrappers of a backend keep what they wrap: Dynamo's, torch.compile's, ours.
+#: Attributes of backend wrappers with the wrapped function: Dynamo's, torch.compile's,
+#: ours.
 WRAPPED = ("_torchdynamo_orig_backend", "_compiler_fn", "compiler_fn")
 
 
 def layers_of(compiler: Any) -> Iterator[Any]:
-    """The function that Dynamo calls with a graph, then what each wrapper wraps."""
-    for _ in range(8):  # whoever wraps a backend may wrap itself
+    """Yield the function that Dynamo calls with a graph, then each wrapped function."""
+    for _ in range(8):  # a wrapper may wrap itself
         if compiler is None:
             return
         yield compiler
@@ -20,7 +21,7 @@ def layers_of(compiler: Any) -> Iterator[Any]:
 
 
 def leads_to(compiler: Any, backend: Callable[..., Any]) -> bool:
-    """Is `backend` what Dynamo calls as `compiler`, within whatever wrappers?"""
+    """Is `backend` the function that Dynamo calls as `compiler`, in any wrapper?"""
     return any(
         layer is backend or getattr(layer, "compiler_fn", None) is backend
         for layer in layers_of(compiler)

@@ -1,4 +1,4 @@
-"""Have Dynamo run in eager what it begins to trace."""
+"""Make Dynamo run code in eager that it begins to trace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .watched import watched
 
 
 def leave_to_eager(reason: str, whole: bool = False) -> None:
-    """Have Dynamo run the code that it begins to trace in eager, from now on; `whole`:
-    and all that it calls.
+    """Make Dynamo run the code that it begins to trace in eager, from now on.
 
-    Raises what ends a graph of Dynamo's. Where torch has no such function, raises the
-    exception with which a backend skips a frame.
+    `whole`: also all code that it calls. Raises Dynamo's exception that ends a graph.
+    If torch has no function for that, raises the exception with which a backend skips a
+    frame.
     """
     end = find("torch._dynamo.exc:unimplemented", None)
     if end is not None:
@@ -33,7 +33,7 @@ def leave_to_eager(reason: str, whole: bool = False) -> None:
                 hints=[],
             )
         except TypeError:
-            pass  # its signature is another
+            pass  # its signature differs
         except Exception as error:
             if whole:
                 _skip_what_is_called(error)
@@ -42,7 +42,7 @@ def leave_to_eager(reason: str, whole: bool = False) -> None:
 
 
 def _skip_what_is_called(error: Any) -> None:
-    """Have Dynamo leave all that a frame calls, too; it reads this off an exception."""
+    """Make Dynamo skip all that a frame calls, too; it reads this from an exception."""
     strategy = find("torch._dynamo.types:FrameExecStrategy", None)
     skip = find("torch._dynamo.types:FrameAction.SKIP", None)
     if strategy is not None and skip is not None:
@@ -50,10 +50,10 @@ def _skip_what_is_called(error: Any) -> None:
 
 
 def skip_frame(reason: str, whole: bool = False) -> NoReturn:
-    """Called with a graph: have Dynamo run its frame in eager, from now on; `whole`:
-    and all that it calls.
+    """Make Dynamo run a graph's frame in eager, from now on; called with the graph.
 
-    Raises UnsupportedTorch where torch has no exception for that: nothing ran yet.
+    `whole`: also all code that it calls. Raises UnsupportedTorch if torch has no
+    exception for that; nothing ran yet.
     """
     if whole and _passing() is not None:
         with ends_pass():
@@ -72,7 +72,9 @@ def skip_frame(reason: str, whole: bool = False) -> NoReturn:
 
 @contextlib.contextmanager
 def ends_pass() -> Iterator[None]:
-    """Within a call of a backend: what ends a graph passes through Dynamo as it is."""
+    """Let exceptions that end a graph pass unchanged through Dynamo's call of a
+    backend.
+    """
     try:
         yield
     except Exception as error:
@@ -84,10 +86,10 @@ def ends_pass() -> Iterator[None]:
 
 @functools.cache
 def _passing() -> Any:
-    """A class of Dynamo's error that ends a graph, which passes from a backend; None
-    where there is none.
+    """Return a class of Dynamo's graph-ending error that passes from a backend, or
+    None.
 
-    Relies on Dynamo's letting exceptions with shortened tracebacks pass.
+    Relies on Dynamo letting exceptions with shortened tracebacks pass.
     """
     shortened = find("torch._dynamo.exc:ShortenTraceback", None)
     ended = find("torch._dynamo.exc:Unsupported", None)
@@ -106,15 +108,15 @@ def _passing() -> Any:
 
 
 def refusal_of(optimizer: torch.optim.Optimizer) -> str:
-    """Why Dynamo may not trace a step, as its trace has shown; "" if it may."""
+    """Return why Dynamo may not trace a step, as its trace has shown, or ""."""
     return watched.refused.get(optimizer, "")
 
 
 def refuse_step(optimizers: list[torch.optim.Optimizer], why: str) -> NoReturn:
-    """Called with a graph of a step that must run in eager: from now on it does.
+    """Make a step run in eager from now on; called with its graph.
 
-    Raises CaptureError where what is traced stands for an optimizer, and else what has
-    Dynamo skip the frame.
+    Raises CaptureError if a stand-in of an optimizer is traced; otherwise makes Dynamo
+    skip the frame.
     """
     for owner in optimizers:
         watched.refused.setdefault(owner, why)
@@ -124,10 +126,10 @@ def refuse_step(optimizers: list[torch.optim.Optimizer], why: str) -> NoReturn:
 
 
 def refuse(tx: Any, why: str) -> NoReturn:
-    """End the trace of a step that Dynamo would compile to something else than eager.
+    """End the trace of a step for which Dynamo's code would differ from eager.
 
-    From now on the step runs in eager, which is reported at once: Dynamo may leave the
-    step without beginning it again. Raises Dynamo's exception that ends a graph.
+    From now on the step runs in eager, which fuseopt reports at once: Dynamo may leave
+    the step without tracing it again. Raises Dynamo's exception that ends a graph.
     """
     now = getattr(tx.output, "current_tx", tx)
     reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"

@@ -1,4 +1,4 @@
-"""Open the shared libraries that torch is built of."""
+"""Open the shared libraries of torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Library = TypeVar("Library", bound=ctypes.CDLL)
 
 
 def torch_library(name: str, kind: type[Library]) -> Library:
-    """One of torch's libraries by its stem, opened; OSError where there is none.
+    """Open one of torch's libraries by its stem. Raises OSError if there is none.
 
-    Relies on where they lie beside torch's modules. `kind`: CDLL lets go of the GIL
-    while a function runs, PyDLL does not.
+    Relies on their place beside torch's modules. `kind`: CDLL releases the GIL while a
+    function runs, PyDLL does not.
     """
     for path in (Path(torch.__file__).parent / "lib").glob(f"{name}.*"):
         return kind(str(path))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dis
 from typing import Any
 
-#: Where ways meet: the index of an instruction, or a thing that several instructions
-#: do: ("back", index), a jump back to the next turn of a loop; ("return",).
+#: A place where ways meet: the index of an instruction, or an action of several ones.
+#: ("back", index) is a jump back to the next turn of a loop; ("return",) is a return.
 Place = int | tuple[Any, ...]
 LEAVES = ("RETURN", "RAISE", "RERAISE", "YIELD", "SEND")
 #: Instructions that always jump.
@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 def leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
-    """How an instruction leaves the code that follows it; None if it does not."""
+    """Return how an instruction leaves the code that follows it, or None."""
     if x.opname.startswith("JUMP_BACKWARD"):
         return "back", tx.indexof[x.target]
     if x.opname == "RETURN_VALUE":
@@ -31,15 +31,15 @@ def leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
 
 
 def meeting_of(tx: Any, begin: int, target: int, at: int) -> Place:
-    """The first place that all ways from `begin` and from `target` pass; Refused where
-    there is none.
+    """Return the first place that all ways from `begin` and from `target` pass.
 
-    `at`: the index of the branch. A target before it begins the next turn of a loop.
+    Raises Refused if there is none. `at`: the index of the branch. A target before it
+    begins the next turn of a loop.
     """
     passed: dict[int, frozenset[Place]] = {}
 
     def places(first: int) -> frozenset[Place]:
-        """The places that every way from an instruction passes."""
+        """Return the places that every way from an instruction passes."""
         todo = [first]
         while todo:
             i = todo[-1]

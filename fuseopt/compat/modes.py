@@ -1,4 +1,4 @@
-"""Have numbers leave a graph unseen by the torch function mode that is on."""
+"""Hide numbers that leave a graph from the active torch function mode."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .patches import Hook, Patcher, patch
     bits=True,
 )
 def NUMBERS_PASS_MODES(patcher: Patcher) -> None:
-    """Let no mode see how a number leaves a graph.
+    """Hide from modes how a number leaves a graph.
 
-    Dynamo puts it into a tensor, which is no call of the user's. With a mode on, the
-    mode is traced into that call when the graph has its outputs already, and the graph
+    Dynamo puts it into a tensor, which is no call of the user. With a mode on, Dynamo
+    traces the mode into that call after the graph has its outputs. The graph then
     returns None in the number's place (torch 2.13). Relies on the method that makes the
     tensor, and on the switch for modes in a trace.
     """

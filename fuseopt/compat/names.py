@@ -1,9 +1,9 @@
-"""Look up what torch does not promise, by name; every such name stands in a call here.
+"""Look up private parts of torch by name; every such name is in a call of `find`.
 
     find("torch._dynamo.guards:GuardBuilder.ID_MATCH")
 
-A test reads the package's code: no other line names a private part of torch, so that
-the names found there are all that there are.
+A test reads the package's code: no other line names a private part of torch. So these
+calls have all such names.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import importlib
 import inspect
 from typing import Any
 
-#: What tests take away, as if a torch of tomorrow had renamed it.
+#: Names that tests hide, as if a future torch had renamed them.
 HIDDEN: set[str] = set()
 _RAISE: Any = object()
 
 
 class Missing(Exception):
-    """Torch lacks a name, or has something else under it."""
+    """Torch lacks a name, or has another kind of object under it."""
 
 
 def find(path: str, default: Any = _RAISE) -> Any:
-    """What torch has at "module:Name.attribute".
+    """Return the object of torch at "module:Name.attribute".
 
-    Raises Missing where torch lacks the module or the name, unless there is a default.
+    Raises Missing if torch lacks the module or the name, unless there is a default.
     """
     try:
         return _found(path)
@@ -45,7 +45,7 @@ def _found(path: str) -> Any:
 
 
 def either(*paths: str) -> Any:
-    """What torch has at the first of these places where it has anything.
+    """Return the object at the first of these places that exists.
 
     Raises Missing, which names the first place.
     """
@@ -57,7 +57,7 @@ def either(*paths: str) -> Any:
 
 
 def attribute_of(owner: Any, *names: str) -> str:
-    """The first of these names that an object of torch's has. Raises Missing."""
+    """Return the first of these names that an object of torch has. Raises Missing."""
     where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", owner)
     for name in names:
         if f"{where}.{name}" not in HIDDEN and hasattr(owner, name):
@@ -68,7 +68,7 @@ def attribute_of(owner: Any, *names: str) -> str:
 def takes(function: Any, *names: str) -> None:
     """Check that a function's first parameters have these names.
 
-    Raises Missing where they have others, or its signature cannot be read.
+    Raises Missing if they differ, or if its signature cannot be read.
     """
     parameters = parameters_of(function)
     if parameters[: len(names)] != [*names]:
@@ -79,7 +79,11 @@ def takes(function: Any, *names: str) -> None:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """The names of a function's parameters in order; ["?"] where they are not known."""
+    """Return the names of a function's parameters in order, or a list of a question
+    mark.
+
+    The latter represents a signature that cannot be read.
+    """
     function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None)
     if code is not None:  # as `inspect.signature` reads them, in a tenth of the time

@@ -1,7 +1,7 @@
-"""What of a graph of autograd's is not public API: its nodes, by name and place.
+"""Nodes of autograd's graph, by name and place, outside of the public API.
 
-Relies on the names of nodes, on `next_functions` and on the `variable` of those that
-accumulate gradients (torch 2.11 and 2.13). Where they are others, nothing is found.
+Relies on the names of nodes, on `next_functions` and on the `variable` of nodes that
+accumulate gradients (torch 2.11 and 2.13). If these differ, nothing is found.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-#: Nodes behind another one that are near it.
+#: The number of nodes behind another node that count as near.
 NEAR = 16
 
 
 def nodes_near(node: Any) -> Iterator[Any]:
-    """A node and some of those behind it, the near ones first."""
+    """Yield a node and some nodes behind it, the near ones first."""
     found = [node]
     seen = {node}
     while found and len(seen) <= NEAR:
@@ -29,7 +29,7 @@ def nodes_near(node: Any) -> Iterator[Any]:
 
 
 def gives_to(node: Any, p: torch.Tensor) -> int | None:
-    """At which place of what a node makes is a gradient of a parameter?"""
+    """Return the output index of a node that is a gradient of a parameter, or None."""
     for at, (behind, _) in enumerate(node.next_functions):
         if getattr(behind, "variable", None) is p:
             return at
@@ -37,14 +37,14 @@ def gives_to(node: Any, p: torch.Tensor) -> int | None:
 
 
 def is_lookup(node: Any) -> bool:
-    """Is a node that of `torch.nn.functional.embedding`?"""
+    """Is it the node of `torch.nn.functional.embedding`?"""
     return bool(node.name() == "EmbeddingBackward0")
 
 
 def gradient_of_lookup(
     rows: torch.Tensor, indices: torch.Tensor, n: int, padding: int
 ) -> torch.Tensor:
-    """That of a matrix of n rows, as the node of a lookup makes it."""
+    """Return the gradient of a matrix of n rows, as a lookup's node computes it."""
     made: torch.Tensor = torch.ops.aten.embedding_dense_backward(
         rows, indices, n, padding, False
     )

@@ -1,4 +1,4 @@
-"""Notice that Dynamo ends a graph, reaches its limit, or fails."""
+"""Detect graph breaks, the recompile limit and failures of Dynamo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .patches import Hook, Patcher, patch
 from .tracing import tracing
 from .watched import watched
 
-#: Ends of a graph that are meant: by torch.optim's own decorator, and by closures.
+#: Intended graph breaks: by torch.optim's own decorator, and by closures.
 MEANT = ("Call to `torch._dynamo.graph_break()`", "`torch.compiler.disable()`d")
 
 
@@ -48,10 +48,10 @@ def GRAPH_BREAKS(patcher: Patcher) -> None:
 
 
 def _note(tx: Any, error: Any, backend: Callable[..., Any]) -> None:
-    """Tell of a graph that ends within code that holds an optimizer.
+    """Report a graph break within code that holds an optimizer.
 
-    What the step calls while gradients are recorded does not count: it is a closure,
-    not the update.
+    Code that the step calls while gradients are recorded does not count: it is a
+    closure, not the update.
     """
     stack = getattr(error, "real_stack", None)
     if tracing.cuts is not None:
@@ -77,8 +77,10 @@ def _note(tx: Any, error: Any, backend: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def cuts_noted() -> Iterator[list[Any]]:
-    """A list that gets the lines of source at which Dynamo ends a graph in this thread,
-    with those that led there: objects with `filename`, `lineno`, `name` and `line`.
+    """Collect the source lines at which Dynamo breaks a graph in this thread.
+
+    The list also has the lines that led there: objects with `filename`, `lineno`,
+    `name` and `line`.
     """
     before, tracing.cuts = tracing.cuts, []
     try:
@@ -100,10 +102,10 @@ def LIMITS() -> None:
 
 
 class Limits(logging.Filter):
-    """Reads Dynamo's log for the words with which it gives up on a function.
+    """Detects in Dynamo's log that it hit the recompile limit of a function.
 
-    Dynamo warns in its log before it does. What it gives up on, it has as local names
-    of the function that warns; where these are others, nobody is told.
+    Dynamo logs a warning. The function that hit the limit is in local variables of the
+    function that warns; if these have other names, fuseopt reports nothing.
     """
 
     WORDS = "torch._dynamo hit config."
@@ -139,7 +141,7 @@ class Limits(logging.Filter):
 
 
 def _last_guard(text: str) -> str:
-    """The guard that failed last, of what Dynamo logs: "self.n == 3"; or ""."""
+    """Return the guard that failed last, from Dynamo's log: "self.n == 3"; or ""."""
     _, _, rest = text.partition("last reason: ")
     guard = re.sub(r"^\d+/\d+: ", "", rest.partition("\n")[0]).partition("  #")[0]
     return guard.strip()
@@ -154,11 +156,11 @@ def _last_guard(text: str) -> str:
     "such an error reaches the caller of a step",
 )
 def FAILURES(patcher: Patcher) -> None:
-    """As Dynamo does where it ends a graph. Errors of backends are none of these. A
-    call that raises in the trace is one: eager raises it as well, or does not.
+    """Report failures of Dynamo, after which it breaks the graph.
 
-    What `config.patch` leaves in the context of a thread is taken out too: Dynamo does
-    nearly all of a trace in these two functions.
+    Errors of backends do not count. A call that raises in the trace does: eager may
+    raise too, or not. Context variables of `config.patch` are removed here too: Dynamo
+    does nearly all of a trace in these two functions.
     """
     home = find("torch._dynamo.convert_frame")
     known = find("torch._dynamo.exc:TorchDynamoException")
@@ -181,7 +183,7 @@ def FAILURES(patcher: Patcher) -> None:
 
 
 def _is_dynamos_own(error: Exception, known: Any) -> bool:
-    """Is an error a failure of Dynamo's own, and no word of anybody about the step?"""
+    """Is an error a failure of Dynamo itself, and not an error about the step?"""
     home = type(error).__module__.partition(".")[0]
     foreign = home in ("torch", "fuseopt") or isinstance(error, (Warning, MemoryError))
     return not foreign and not isinstance(error, known)

@@ -1,15 +1,14 @@
 """Follow a number of type numpy.float64 through a trace as the float that it equals.
 
-numpy.float64 is a subclass of float with operators of its own. Its sum, difference,
-product, negation and comparison are those of floats, to the bit, and torch takes it for
-a float wherever it reads a number. The rest differs: a quotient by zero is infinite,
-`//`, `%`, `**` and `round` round in other ways, the result of a comparison is no bool,
-it has attributes of its own, and `torch.tensor` gives it another dtype.
+numpy.float64 is a subclass of float with different operators. Its sum, difference,
+product, negation and comparison agree with float to the bit. Where torch reads a
+number, it treats numpy.float64 as a float. The rest differs: a quotient by zero is
+infinite, and `//`, `%`, `**` and `round` round differently. A comparison returns no
+bool, there are further attributes, and `torch.tensor` infers another dtype.
 
-An optimizer's shadow holds floats in the place of such numbers. The hooks here follow
-what Dynamo computes from them, and end the trace where the use is not on the list of
-those that are alike. What numpy would have given may be stored nowhere, since it would
-be of another type.
+An optimizer's shadow holds floats in place of such numbers. The hooks here follow the
+values that Dynamo computes from them, and end the trace at a use outside of the list of
+safe uses. The step may not store numpy's result, which would have another type.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from .tensors import OVERLOAD
 from .tracing import traces_step, tracing
 from .watched import watched
 
-#: Where an OutputGraph keeps the nodes that numpy.float64 numbers lead to.
+#: Attribute of an OutputGraph with the nodes that depend on numpy.float64 numbers.
 FOLLOWED = "fuseopt_numpy"
 NUMBER, TRUTH = "number", "truth"
-#: Arithmetic of two numbers that is the same for both types; it gives a numpy.float64.
+#: Arithmetic of two numbers that agrees for both types; it returns a numpy.float64.
 ARITHMETIC = frozenset(
     [
         *(operator.add, operator.sub, operator.mul, operator.truediv),
@@ -54,7 +53,7 @@ COMPARISONS = frozenset(
         *(operator.eq, operator.ne),
     ]
 )
-#: Functions that read a number as a float, and give a number of Python's.
+#: Functions that read a number as a float, and return a Python number.
 PLAIN = frozenset(
     [
         *(x for x in WRITTEN if x not in (torch.sym_max, torch.sym_min)),
@@ -70,16 +69,15 @@ PLAIN = frozenset(
         ),
     ]
 )
-#: Operators of a tensor and a number: all that torch itself implements in C, or in
-#: terms of such.
+#: Operators of a tensor and a number: all that torch implements in C, or by such.
 WITH_TENSORS = frozenset(
     [
         *(ARITHMETIC | COMPARISONS),
         *(operator.pow, operator.ipow),
     ]
 )
-#: Functions of Python's own to which a step may give such a number as it is; those of
-#: numbers come back as nodes, which are looked at there.
+#: Python functions to which a step may pass such a number. Numeric functions come back
+#: as nodes, which are checked there.
 BUILTINS = frozenset(
     [
         *(ARITHMETIC | COMPARISONS | WITH_TENSORS),
@@ -87,19 +85,19 @@ BUILTINS = frozenset(
         *(operator.setitem, setattr),
     ]
 )
-#: Functions of Python's own that look into a container in another way than one by one.
+#: Python functions that read a container other than item by item.
 OF_CONTENTS = frozenset({str, repr, format, print, hash, operator.mod})
-#: Functions of torch's that make a tensor of data, whose type gives the dtype.
+#: Functions of torch that infer a tensor's dtype from the type of data.
 DATA = frozenset({"asarray", "tensor", "as_tensor", "from_numpy", "frombuffer"})
 DATA_METHODS = frozenset({"new_tensor", "new", "item", "tolist", "numpy"})
-#: What is given numbers as its schema says.
+#: Callables that convert numbers by their schema.
 OPERATORS = (OVERLOAD, type(torch.ops.aten.add))
 IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 MENDED = "float(...) of it, where it is set, lets the step be compiled"
 
 
 def is_numpy_float(x: Any) -> bool:
-    """Is it of type numpy.float64, and of no class derived from that?"""
+    """Is it of type numpy.float64, and of no derived class?"""
     return type(x) is _numpy_float()
 
 
@@ -109,7 +107,7 @@ def _found() -> Any:
 
 
 def _numpy_float() -> Any:
-    """The class; where nobody has imported numpy, one without objects."""
+    """Return the class; without numpy, one that has no objects."""
     return _found() if "numpy" in sys.modules else _Nothing
 
 
@@ -122,7 +120,7 @@ def may_follow_numpy() -> bool:
     return NUMPY_FLOATS.available()
 
 
-# ---------------------------------------------------------------- what is followed
+# ---------------------------------------------------------------- hooks
 
 
 @patch(
@@ -230,7 +228,7 @@ def NUMPY_FLOATS(patcher: Patcher) -> None:
 
 
 def _is_followed_tensor(tx: Any, variable: Any) -> bool:
-    """Is it a tensor in which a graph hands over such a number?"""
+    """Is it a tensor in which a graph passes such a number?"""
     followed = _followed(tx.output)
     proxy = getattr(variable, "proxy", None)
     if not followed or not isinstance(proxy, Proxy):
@@ -244,7 +242,7 @@ def _refuse(tx: Any, how: str) -> None:
 
 
 def _stands_for_numpy(value: float) -> bool:
-    """Does a shadow that is traced hold this float in place of a numpy.float64?"""
+    """Does a traced shadow hold this float in place of a numpy.float64?"""
     return any(shadow.stands_for_numpy(value) for shadow in _shadows())
 
 
@@ -266,7 +264,7 @@ def _may_meet(tx: Any) -> bool:
 
 
 def _kind_of(tx: Any, variable: Any) -> str:
-    """What such a number led to, if a variable of Dynamo's is that; or ""."""
+    """Return the kind of a variable of Dynamo that depends on such a number, or ""."""
     if not traces_step():
         return ""
     realized = variable
@@ -281,7 +279,9 @@ def _kind_of(tx: Any, variable: Any) -> str:
 
 
 def _items(*given: Any) -> Iterator[Any]:
-    """Variables of Dynamo's, and what containers among them hold, one level deep."""
+    """Yield variables of Dynamo, and the items of containers among them, one level
+    deep.
+    """
     for some in given:
         for x in some.values() if isinstance(some, dict) else some:
             yield x
@@ -289,24 +289,26 @@ def _items(*given: Any) -> Iterator[Any]:
 
 
 def _inside(x: Any) -> Any:
-    """What a list, a tuple or a dict of Dynamo's holds."""
+    """Return the items of a list, a tuple or a dict of Dynamo."""
     asked = getattr(x, "is_realized", None)
     if asked is not None and not asked():
-        return ()  # held by the optimizer, and not looked at yet
+        return ()  # held by the optimizer, and not realized yet
     items = getattr(x.realize(), "items", ())
     if isinstance(items, dict):
         return [*items.values()]
     return items if isinstance(items, (list, tuple)) else ()
 
 
-# ---------------------------------------------------------------- what is alike
+# ---------------------------------------------------------------- safe uses
 
 
 def _looked_at(
     tx: Any, followed: Any, kind: str, target: Any, args: Any, kwargs: Any
 ) -> str:
-    """What a call gives that such numbers go into: NUMBER, TRUTH, or "" for any other.
-    Ends the trace where the call may treat them otherwise than floats.
+    """Return the kind of the result of a call with such numbers.
+
+    It is NUMBER, TRUTH, or "" for any other. Ends the trace if the call may treat them
+    differently from floats.
     """
     leaves = [x for x in _leaves((args, kwargs)) if isinstance(x, Proxy)]
     kinds = {followed[x.node] for x in leaves if x.node in followed}
@@ -359,9 +361,9 @@ def _is_number(x: Proxy) -> bool:
 
 
 def _is_torchs(target: Any, name: str) -> bool:
-    """Is it a function of torch's in C, which reads a numpy.float64 as any float?
+    """Is it a function of torch in C, which reads a numpy.float64 as any float?
 
-    An operator of torch.ops is given what its schema says: a double.
+    An operator of torch.ops gets a double, as in its schema.
     """
     if isinstance(target, OPERATORS):
         return True
@@ -374,9 +376,9 @@ def _is_torchs(target: Any, name: str) -> bool:
 
 
 def _check_divisor(tx: Any, divisor: Any) -> None:
-    """Python raises an error where numpy divides by zero: guard that it is none.
+    """Guard that a divisor is not zero: Python raises an error where numpy divides.
 
-    A divisor that was read from a tensor is computed as numpy does.
+    A divisor that was read from a tensor is divided as in numpy.
     """
     node = divisor.node if isinstance(divisor, Proxy) else divisor
     try:
@@ -388,9 +390,7 @@ def _check_divisor(tx: Any, divisor: Any) -> None:
 
 
 def _check_builtin(tx: Any, function: Any, given: list[Any]) -> None:
-    """End the trace where a function of Python's own treats such a number otherwise
-    than a float.
-    """
+    """End the trace if a Python function distinguishes such a number from a float."""
     kinds = [_kind_of(tx, x) for x in given]
     name = getattr(function, "__name__", str(function))
     if not any(kinds):
@@ -402,7 +402,7 @@ def _check_builtin(tx: Any, function: Any, given: list[Any]) -> None:
     if function in (operator.is_, operator.is_not):
         others = [x for x, kind in zip(given, kinds, strict=True) if not kind]
         if len(others) == 1 and not _is_comparable(others[0]):
-            return  # a number is no such object
+            return  # a number never is such an object
     elif function is isinstance and len(given) == 2 and kinds[0] == NUMBER:
         if _is_alike(given[1]):
             return
@@ -423,7 +423,7 @@ def _is_comparable(x: Any) -> bool:
 
 
 def _is_alike(kinds: Any) -> bool:
-    """Are both types, or neither, among the classes that isinstance is given?"""
+    """Does isinstance agree for both types with these classes?"""
     try:
         classes = kinds.realize().as_python_constant()
         return isinstance(0.5, classes) == isinstance(_numpy_float()(0.5), classes)

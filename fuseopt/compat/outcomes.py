@@ -1,13 +1,13 @@
-"""Answer what a trace asks of a symbolic number as Python does, and guard the answer.
+"""Evaluate symbolic numbers in a trace as Python does, and guard the result.
 
-A step branches on its numbers (`if lr == 0`, `step % 10`), and some it uses as they are
-(in a text, as the exponent of a tensor). Dynamo answers from formulas of real numbers,
-which it simplifies: `(lr + 1) - 1 == 0` is no longer asked of floats. Here the answer
-is what Python computes from the numbers as they are now, in the order of the step, and
-the guard computes the same again at each call. So one compilation serves all numbers
-with the same answers.
+A step branches on its numbers (`if lr == 0`, `step % 10`), and uses some directly (in a
+text, as the exponent of a tensor). Dynamo evaluates formulas of real numbers, which it
+simplifies: `(lr + 1) - 1 == 0` is then no longer a comparison of floats. Here Python
+computes the result from the present numbers, in the order of the step. The guard
+computes it again at each call. So one compilation serves all numbers with the same
+results.
 
-Relies on what Dynamo notes at the nodes of its graph.
+Relies on what Dynamo records at the nodes of its graph.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .hooks import add_lambda, found_at, guard_again, guard_here, name_of
 from .names import find
 from .tracing import tracing
 
-#: Modules whose functions give the same for the same numbers.
+#: Modules whose functions are deterministic.
 HOMES = ("_operator", "operator", "math", "builtins")
-#: What Dynamo writes for Python's own functions.
+#: Dynamo's replacements of Python's own functions.
 WRITTEN: dict[Any, Callable[..., Any]] = {
     torch.sym_not: operator.not_,
     torch.sym_float: float,
@@ -56,7 +56,7 @@ class Unknown(Exception):
 
 
 def source_of(node: Node) -> Any:
-    """Where a number of the host comes from, which a node is; None if it is none."""
+    """Return the source of a number of the host that is a node; None if it is none."""
     if node.op == "call_method" and node.target == "item":
         (node, *more) = node.args  # type: ignore[assignment]
         graph_arg = node.meta.get("grapharg") if isinstance(node, Node) else None
@@ -72,7 +72,7 @@ def source_of(node: Node) -> Any:
 
 
 def function_of(node: Node) -> Callable[..., Any] | None:
-    """The function of numbers that a node calls, as Python has it."""
+    """Return the function of numbers that a node calls, as in Python."""
     target: Any = node.target
     if node.op == "call_method":
         named = isinstance(target, str) and target.startswith("__")
@@ -86,7 +86,7 @@ def function_of(node: Node) -> Callable[..., Any] | None:
 
 
 def number_of(tx: Any, x: Any) -> Number:
-    """What a node, or an argument of one, is in this call. Raises Unknown."""
+    """Return the value of a node or argument in this call. Raises Unknown."""
     if not isinstance(x, Node):
         if type(x) in NUMBERS:
             return x  # type: ignore[no-any-return]
@@ -111,7 +111,7 @@ def _number_of(tx: Any, node: Node) -> Any:
         args = [_argument(tx, x) for x in node.args]
         kwargs = {k: _argument(tx, x) for k, x in node.kwargs.items()}
         value = function(*args, **kwargs)
-    except Exception:  # the step raises it, where it gets there
+    except Exception:  # the step raises it, if it gets there
         return Unknown
     return value if type(value) in NUMBERS else Unknown
 
@@ -126,7 +126,7 @@ def _argument(tx: Any, x: Any) -> Any:
 
 
 class _Condition:
-    """That a number computed from others has the value that it had."""
+    """Condition that a number computed from others keeps its value."""
 
     def __init__(self, node: Node) -> None:
         self.sources: dict[str, Any] = {}
@@ -166,7 +166,7 @@ class _Condition:
         return name
 
     def key(self) -> tuple[Any, ...]:
-        """What is the same of conditions that ask the same of the same sources."""
+        """Return a key, equal for equal conditions on the same sources."""
         names = [
             (k, type(x), repr(x)) if isinstance(x, (int, float)) else (k, id(x))
             for k, x in self.names.items()
@@ -174,7 +174,9 @@ class _Condition:
         return *self.sources, *self.lines, self.result, *names
 
     def function(self, value: Number, read: Callable[[Number], Number]) -> Any:
-        """Of the sources' values: does the number read as `value`?"""
+        """Return a function that tests whether the number of the sources reads as
+        `value`.
+        """
         given = ", ".join(f"s{i}" for i in range(len(self.sources)))
         # equal, of one type, and zeros of one sign
         same = f"type(x) is kind and x == {self._named(value)}"
@@ -204,17 +206,17 @@ def _itself(x: Number) -> Number:
 def guard_number(
     tx: Any, node: Node, read: Callable[[Number], Number] = _itself
 ) -> Number:
-    """What a node is in this call; a guard asks at each call that it is the same.
+    """Return the value of a node in this call, and guard it.
 
-    `read`: what of the number is asked. Raises Unknown where it does not follow from
-    numbers of the host.
+    `read`: the property of the number that the step uses. Raises Unknown if the number
+    does not follow from numbers of the host.
     """
     value = read(number_of(tx, node))
     condition = _Condition(node)
     if not condition.sources:
         return value
-    # each round of a loop asks it of a node of its own; the condition is kept, so that
-    # what it names by identity stays what it is
+    # each iteration of a loop has a separate node; the condition is kept, so that the
+    # ids in its key stay valid
     asked = vars(tx.output).setdefault("fuseopt_numbers", {})
     key = read, type(value), repr(value), *condition.key()
     if key in asked:
@@ -252,14 +254,12 @@ def guard_number(
 
 
 def constant_of(value: Any) -> Any:
-    """Dynamo's variable of a constant."""
+    """Return Dynamo's variable of a constant."""
     return find("torch._dynamo.variables.constant:ConstantVariable").create(value)
 
 
 def settled(tx: Any, value: Any) -> Any:
-    """A variable of Dynamo's that is a number of the host -> the same as a constant,
-    which a guard holds to; None for any other variable.
-    """
+    """Return a guarded constant for a number of the host in a variable, else None."""
     node = node_of(value)
     if node is None:
         return None
@@ -270,7 +270,7 @@ def settled(tx: Any, value: Any) -> Any:
 
 
 def truth(tx: Any, value: Any) -> bool | None:
-    """Is a number true, as a branch asks? None if it is no number of the host."""
+    """Return the truth of a number of the host, guarded, for a branch; else None."""
     node = node_of(value)
     if node is None:
         return None
@@ -281,9 +281,7 @@ def truth(tx: Any, value: Any) -> bool | None:
 
 
 def is_among(tx: Any, item: Any, items: Any) -> Any:
-    """Is a number one of these? As a constant with a guard; None where it cannot be
-    said.
-    """
+    """Return a guarded constant, whether a list holds a number; None if uncertain."""
     try:
         listed = [x.as_proxy() for x in items]
         proxy = tx.output.create_proxy(
@@ -297,7 +295,7 @@ def is_among(tx: Any, item: Any, items: Any) -> Any:
 
 
 def node_of(value: Any) -> Node | None:
-    """The node of a variable of Dynamo's that is a symbol."""
+    """Return the node of a variable of Dynamo that is a symbol, else None."""
     number = getattr(value, "sym_num", None)
     if not isinstance(number, SYMBOLS):
         return None

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
-#: The attribute of a class whose objects are traced in an optimizer's stead, and step
+#: The attribute of a class whose objects are traced in place of optimizers, and step
 #: all their `optimizers`.
 STEPS = "_fuseopt_steps"
-#: The file of torch's base class, and of functions such as `_get_value`.
+#: The file of torch's base class and of helpers such as `_get_value`.
 HELPERS = inspect.getfile(torch.optim.Optimizer)
 
 
 def optimizers_of(frame: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers that code sees: its locals (one level of tuples deep, and what
-    steps several), what it closes over, and globals that it names.
+    """Return the optimizers that a frame's code refers to.
+
+    These are its locals (one level of tuples deep, and the members of joint steps), its
+    closure, and globals that it names.
     """
     seen = list(frame.f_locals.values())
     seen += [y for x in seen if type(x) is tuple for y in x]
@@ -32,8 +34,9 @@ def optimizers_of(frame: Any) -> list[torch.optim.Optimizer]:
 
 
 def stepping() -> list[torch.optim.Optimizer]:
-    """The optimizer one of whose methods is among the callers, as a list of one; [] if
-    there is none, or gradients are recorded.
+    """Return the optimizer with a method among the callers, as a list of one.
+
+    [] if there is none, or if gradients are recorded.
     """
     if torch.is_grad_enabled():
         return []
@@ -47,7 +50,7 @@ def stepping() -> list[torch.optim.Optimizer]:
 
 
 def among_callers() -> list[torch.optim.Optimizer]:
-    """All optimizers that are arguments of callers, the nearest one first."""
+    """Return all optimizers that are arguments of callers, the nearest one first."""
     frame: types.FrameType | None = sys._getframe(1)
     found: dict[int, torch.optim.Optimizer] = {}
     while frame is not None:
@@ -65,19 +68,19 @@ def among_callers() -> list[torch.optim.Optimizer]:
 
 
 def is_own(optimizer: torch.optim.Optimizer) -> bool:
-    """Has an optimizer a class that is not torch's?"""
+    """Is an optimizer's class outside of torch?"""
     kinds = type(optimizer).__mro__
     inside = kinds[: kinds.index(torch.optim.Optimizer)]
     return not all(kind.__module__.startswith("torch.") for kind in inside)
 
 
 def step_code(optimizer: torch.optim.Optimizer) -> types.CodeType | None:
-    """The code of an optimizer's step, without its decorators."""
+    """Return the code of an optimizer's step, without its decorators."""
     return getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
 
 
 def is_step_of(code: types.CodeType, optimizer: torch.optim.Optimizer) -> bool:
-    """Is it the code of an optimizer's step, or a copy that was made for one?"""
+    """Is it the code of an optimizer's step, or a copy of that code?"""
     own = step_code(optimizer)
     return own is not None and code == own and code.co_filename == own.co_filename
 

@@ -1,10 +1,10 @@
-"""Patches of Dynamo that are in force while fuseopt traces, and at no other time.
+"""Patches of Dynamo that are in force only while fuseopt traces.
 
 A capability that changes how Dynamo traces is a function that puts hooks into a
-`Patcher`. `Patches` records what each replaced, and takes all of it back at once;
-`enter` puts all of it in force and `settle` restores torch as it was imported. One that
-cannot be put leaves nothing behind. One that raises while Dynamo traces is
-switched off, and the trace begins anew.
+`Patcher`. `Patches` records what each hook replaced. `enter` puts all hooks in force
+and `settle` restores torch as it was imported. A capability that cannot be installed
+leaves nothing behind. One that raises while Dynamo traces is switched off, and the
+trace begins anew.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .names import Missing, find, takes
 Hook = Callable[..., Any]
 _ABSENT: Any = object()
 HERE = os.path.dirname(__file__) + os.sep
-#: Tables of a class of Dynamo's by which it finds methods, from torch 2.14 on.
+#: Method tables of Dynamo's classes, from torch 2.14 on.
 TABLES = ("tp_methods", "tp_getset", "tp_members")
-#: Errors that say that torch is another than the hook was written for.
+#: Errors that show that torch differs from the one for which the hook was written.
 MISFITS = (AttributeError, TypeError, ImportError, NameError, Missing)
 
 
@@ -50,9 +50,9 @@ class Change(NamedTuple):
 
 
 class Patcher:
-    """Puts the hooks of one capability, and notes what each replaces.
+    """Installs the hooks of one capability, and records what each replaces.
 
-    backend: what Dynamo traces for.
+    backend: the backend for which Dynamo traces.
     """
 
     def __init__(self, capability: Capability, backend: Callable[..., Any]) -> None:
@@ -61,22 +61,26 @@ class Patcher:
         self.changes: list[Change] = []
 
     def around(self, owner: Any, name: str, hook: Hook, *parameters: str) -> None:
-        """Let `hook(original, ...)` stand in the place of a function or a method, whose
-        first parameters must have the names that are given. Raises Missing.
+        """Replace a function or a method by `hook(original, ...)`.
+
+        Its first parameters must have the given names. Raises Missing.
         """
         original = _looked_up(owner, name, parameters)
         self.attribute(owner, name, self.guarded(original, hook))
 
     def outside(self, owner: Any, name: str, hook: Hook, *parameters: str) -> None:
-        """As `around`, of a function that is no part of what Dynamo begins anew: after
-        an error of the hook's own, what `original` came to counts.
+        """Wrap a function that Dynamo does not repeat when it begins a trace anew.
+
+        Like `around`, but after an error of the hook itself, the result of `original`
+        counts.
         """
         original = _looked_up(owner, name, parameters)
         self.attribute(owner, name, self.guarded(original, hook, outside=True))
 
     def guarded(self, original: Any, hook: Hook, outside: bool = False) -> Any:
-        """A function that calls `hook(original, ...)`; an error of the hook's own
-        switches the capability off.
+        """Return a function that calls `hook(original, ...)`.
+
+        An error of the hook itself switches the capability off.
         """
         capability = self.capability
 
@@ -113,25 +117,27 @@ class Patcher:
         self._change(Change(table, key, True, table[key] if has else _ABSENT, value))
 
     def _change(self, change: Change) -> None:
-        """Note a change, then make it: an interrupt in between does no harm."""
+        """Record a change, then make it: an interrupt in between does no harm."""
         self.changes.append(change)
         change.put(change.after)
 
     def handler(self, table: dict[Any, Any], function: Any, hook: Hook) -> None:
-        """Let `hook(original, ...)` stand in the place of what handles a function in a
-        table of Dynamo's; where it has none, `original` declines.
+        """Replace the handler of a function in a table of Dynamo by `hook(original,
+        ...)`.
+
+        If there is no handler, `original` declines.
         """
         original = table.get(function) or _declines
         self.item(table, function, self.guarded(original, hook))
 
     def undo(self) -> None:
-        """Take all changes back; once more after an interrupt."""
+        """Revert all changes; can be repeated after an interrupt."""
         for change in reversed(self.changes):
             change.put(change.before)
 
 
 def _looked_up(owner: Any, name: str, parameters: tuple[str, ...]) -> Any:
-    """What a hook is to stand in the place of. Raises Missing."""
+    """Return the function that a hook replaces. Raises Missing."""
     original = getattr(owner, name, None)
     if original is None:
         where = getattr(owner, "__qualname__", getattr(owner, "__name__", owner))
@@ -142,7 +148,7 @@ def _looked_up(owner: Any, name: str, parameters: tuple[str, ...]) -> Any:
 
 
 class _Outcome:
-    """Calls a function, and keeps what the last call came to."""
+    """Calls a function, and keeps the outcome of the last call."""
 
     def __init__(self, function: Hook) -> None:
         self.function = function
@@ -160,7 +166,9 @@ class _Outcome:
         return self.result
 
     def again(self, *args: Any, **kwargs: Any) -> Any:
-        """What the last call came to; where there was none, it is made."""
+        """Return or raise the outcome of the last call; call the function if there was
+        none.
+        """
         if not self.called:
             return self.function(*args, **kwargs)
         if self.error is not None:
@@ -169,11 +177,11 @@ class _Outcome:
 
 
 def _declines(*_: Any, **__: Any) -> None:
-    """Dynamo goes on as it does without a handler."""
+    """Return None, so that Dynamo goes on as it does without a handler."""
 
 
 def _is_own(error: BaseException) -> bool:
-    """Was an error raised by a line of this package, and not within torch?"""
+    """Did a line of this package raise an error, and not torch?"""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -181,7 +189,7 @@ def _is_own(error: BaseException) -> bool:
 
 
 def _anew(name: str) -> Exception:
-    """Dynamo's exception that begins a trace anew."""
+    """Return Dynamo's exception that begins a trace anew."""
     restart: Any = find("torch._dynamo.exc:SpeculationRestartAnalysis")
     error: Exception = restart(restart_reason=f"fuseopt goes on without {name}")
     return error
@@ -207,17 +215,17 @@ class Patch(Capability):
         others = [x for x in every if not x.available()]
         if others:
             return f"it needs {others[0].name}"
-        return self._missing or ""  # unknown as long as nobody traces
+        return self._missing or ""  # no result before the first trace
 
     def attached(self) -> None:
-        """Note that its hooks could be put."""
+        """Record that its hooks could be installed."""
         self._missing = ""
 
 
 class Patches:
-    """The hooks of all capabilities in `all`, as one list of changes.
+    """Hooks of all capabilities in `all`, as one list of changes.
 
-    They are in force between `enter` and `settle`; `token` says for which trace.
+    They are in force between `enter` and `settle`; `token` identifies the trace.
     """
 
     def __init__(self) -> None:
@@ -231,7 +239,8 @@ class Patches:
         self._epoch = -1
         self._entered = False
         self._builds = False
-        #: what `build` has put; some of it, if an interrupt kept it from its end
+        #: the patchers that `build` has installed; some of them, if an interrupt ended
+        #: it
         self._put_now: list[Patcher] = []
 
     @property
@@ -239,12 +248,12 @@ class Patches:
         return self._entered
 
     def serve(self, backend: Callable[..., Any], hooks: tuple[Patch, ...]) -> None:
-        """From now on put these hooks in force where Dynamo traces for a backend."""
+        """Put these hooks in force from now on when Dynamo traces for a backend."""
         self.backend, self.all = backend, hooks
         switches.changed()
 
     def build(self) -> None:
-        """Find out which hooks can be put, and what each changes."""
+        """Find out which hooks can be installed, and what each changes."""
         with self._lock:
             if self._epoch == switches.epoch or self._entered or self._builds:
                 return
@@ -264,11 +273,11 @@ class Patches:
             self._epoch = switches.epoch
 
     def _begin_anew(self) -> None:
-        """In a process that was forked while another thread built: it does not here."""
+        """Reset the flag in a process that was forked while another thread built."""
         self._builds = False
 
     def _take_back(self) -> None:
-        """Take back what `build` has put, or an earlier one that was interrupted."""
+        """Undo the changes of `build`, or of an earlier call that was interrupted."""
         while self._put_now:
             self._put_now[-1].undo()
             self._put_now.pop()
@@ -313,7 +322,7 @@ def _may_be_put(patch: Patch) -> bool:
 
 
 def _merged(changes: Iterator[Change]) -> Iterator[Change]:
-    """One change for each attribute: from what torch has to the last hook."""
+    """Yield one change for each attribute: from torch's value to the last hook."""
     merged: dict[tuple[int, Any], Change] = {}
     for change in changes:
         place = id(change.owner), change.key

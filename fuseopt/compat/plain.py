@@ -1,9 +1,8 @@
-"""Have Dynamo trace the plain step that its user configured, not the capturable one.
+"""Make Dynamo trace the plain step that its user configured, not the capturable one.
 
-Dynamo sets `capturable` in all groups of what it traces, and moves counters to the
-device of the parameters; torch.optim computes with tensors, while it is traced, what
-it computes with Python's numbers in eager. Where a trace leads to another backend all
-of that stays.
+Dynamo sets `capturable` in all traced groups, and moves counters to the device of the
+parameters. While torch.optim is traced, it computes with tensors what it computes with
+Python numbers in eager. For other backends all of that stays.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from .tracing import tracing
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OPTIM = os.path.dirname(torch.optim.__file__) + os.sep
-#: The folder of this package, whose own code asks to know that it is being traced.
+#: The folder of this package, whose own code must detect that it is being traced.
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-#: What torch.optim's base class asks decides no number: how lanes are sorted, checks.
+#: Checks in torch.optim's base class decide no number, only how lanes are sorted.
 BASE = torch.optim.Optimizer.__name__ + "."
 
 
 def answers_as_eager(code: types.CodeType) -> bool:
-    """May code compute otherwise where it is compiled?
+    """May code compute differently if it is compiled?
 
-    torch.optim's does, and so do optimizers of other packages. The rest of torch asks
-    so that it can be traced at all.
+    torch.optim's does, and so do optimizers of other packages. The rest of torch checks
+    for a compilation so that it can be traced at all.
     """
     file = code.co_filename
     if not file.startswith(OPTIM):
@@ -45,19 +44,19 @@ def answers_as_eager(code: types.CodeType) -> bool:
     return not getattr(code, "co_qualname", code.co_name).startswith(BASE)
 
 
-#: What a step loses where Dynamo traces it otherwise than eager runs it.
+#: Loss of a step for which Dynamo's trace differs from eager.
 LOST = "steps whose counters take part in the arithmetic run in eager"
 
 
-# ---------------------------------------------------------------- is it compiled?
+# ---------------------------------------------------------------- is_compiling
 
-#: In the names of functions that Dynamo makes of what comes after a cut.
+#: Part of the names of functions that Dynamo makes for the code after a graph break.
 RESUMED = "torch_dynamo_resume_in_"
 
 
 @functools.cache
 def _asked() -> list[Any]:
-    """What code asks to know whether it is being compiled."""
+    """Return the functions by which code checks whether it is being compiled."""
     homes = (
         torch.compiler,
         find("torch._utils", None),
@@ -71,7 +70,7 @@ def _asked() -> list[Any]:
 
 @functools.cache
 def _forwarding() -> frozenset[types.CodeType]:
-    """The code of those of them that are asked in the place of their caller."""
+    """Return the code of those functions that are called on behalf of their caller."""
     return frozenset(asked.__code__ for asked in _asked()[1:])
 
 
@@ -90,8 +89,8 @@ def ANSWERS(patcher: Patcher) -> None:
     def handle(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if answers_as_eager(tx.f_code) and traces_for(tx, backend) and _steps(tx):
             capturable = tx.symbolic_locals.get("capturable")
-            # for a capturable group all ways of torch.optim compute the same; its
-            # check for devices with graphs is left out, as Dynamo leaves it out
+            # for a capturable group all ways of torch.optim compute the same; its check
+            # for devices with graphs is omitted, as in Dynamo
             torchs = tx.f_code.co_filename.startswith(OPTIM)
             if not torchs or capturable is None or not _is_true(capturable):
                 return ConstantVariable.create(False)
@@ -108,12 +107,12 @@ def ANSWERS(patcher: Patcher) -> None:
 
 
 def _steps(tx: Any) -> bool:
-    """Is code traced as part of an optimizer's step, and of no module's forward?
+    """Is code traced as part of an optimizer's step, and not of a module's forward?
 
-    Models ask so that they can be traced at all. The innermost frame that is given a
-    module as its first argument, or an optimizer, decides. What Dynamo resumes after a
-    cut may have lost both: then a step is what records no gradients. What torch.optim
-    has is always a step's.
+    Models check for a compilation so that they can be traced at all. The innermost
+    frame with a module or an optimizer as its first argument decides. Code that Dynamo
+    resumes after a graph break may have lost both: then it is a step if gradients are
+    not recorded. Code of torch.optim always belongs to a step.
     """
     if tx.f_code.co_filename.startswith(OPTIM):
         return True
@@ -133,13 +132,13 @@ def _steps(tx: Any) -> bool:
 
 
 def _type_of(tx: Any, variable: Any) -> type:
-    """The type of what one of Dynamo's variables stands for; object, if not known."""
+    """Return the type of a variable of Dynamo; object if it is uncertain."""
     kind: Any = object
     with contextlib.suppress(Exception):
         realized = getattr(variable, "is_realized", lambda: True)()
         kind = variable.python_type() if realized else variable.peek_type()
         if kind is types.CellType:
-            # what a function within refers to as well
+            # also names that an inner function uses
             return _type_of(tx, tx.output.side_effects.load_cell(variable))
     return kind if isinstance(kind, type) else object
 
@@ -154,8 +153,10 @@ def _type_of(tx: Any, variable: Any) -> type:
     bits=True,
 )
 def GROUPS(patcher: Patcher) -> None:
-    """Dynamo traces each group as capturable, and moves counters to the device of the
-    parameters. From torch 2.15 on it asks a method of its own whether it may.
+    """Trace groups and counters as they are.
+
+    Dynamo traces each group as capturable, and moves counters to the device of the
+    parameters. From torch 2.15 on one of its methods decides this.
     """
     AttrSource = find("torch._dynamo.source:AttrSource")
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
@@ -167,7 +168,7 @@ def GROUPS(patcher: Patcher) -> None:
         if not traces_for(tx, backend):
             original(self, tx)
             return
-        # what else it does: all that the groups hold is guarded
+        # keep its other effect: guards on all items of the groups
         source = self.source and AttrSource(self.source, "param_groups")
         groups = VariableTracker.build(tx, self.value.param_groups, source)
         LazyVariableTracker.realize_all(groups)
@@ -203,8 +204,10 @@ ARITHMETIC = frozenset(
     bits=True,
 )
 def NUMBERS(patcher: Patcher) -> None:
-    """Dynamo would work out what each is of the others, and assert that no power is
-    complex: torch.optim branches where it might be.
+    """Skip Dynamo's relations between numbers, and its assertion on powers.
+
+    Dynamo would derive each number from the others, and assert that no power is
+    complex. torch.optim branches where a power might be complex.
     """
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
     symbol = find("torch._dynamo.variables.tensor:SymNodeVariable")
@@ -239,7 +242,7 @@ def NUMBERS(patcher: Patcher) -> None:
         return symbol.create(tx, proxy, fresh(tx))
 
     def as_tensor(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        """Of a number that nobody knows: what makes one does not ask for it."""
+        """Make a tensor of a number without a value, without reading the value."""
         unknown = (
             len(args) == 1
             and isinstance(args[0], symbol)
@@ -263,12 +266,12 @@ def _captures_numbers() -> bool:
 
 
 def is_unknown(x: Any) -> bool:
-    """Is a number of a trace one that was read from a tensor, or made from such?"""
+    """Was a number of a trace read from a tensor, or made from such a number?"""
     return isinstance(x, (torch.SymFloat, torch.SymBool)) and not x.node.has_hint()
 
 
 def _is_number(node: Any) -> bool:
-    """Does a node compute a float from numbers, one of which nobody knows?"""
+    """Does a node compute a float from numbers, one of which has no value?"""
     if node.op != "call_function" or node.target not in ARITHMETIC or node.kwargs:
         return False
     values = [
@@ -287,8 +290,9 @@ _patching = new_lock()
 
 @contextlib.contextmanager
 def as_if_compiling() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` say in this thread what it says to a trace:
-    yes, but to optimizers.
+    """Make `torch.compiler.is_compiling()` return in this thread what a trace gets.
+
+    That is True, but False for optimizers.
     """
     with _patching:
         asked, forwarding = torch.compiler.is_compiling, _forwarding()

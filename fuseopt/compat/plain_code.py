@@ -1,10 +1,9 @@
-"""Is a step's code so plain that Dynamo's own guards suffice for it?
+"""Decide whether a step's code is so plain that Dynamo's own guards suffice.
 
-Plain code goes over groups and parameters, reads groups, state and numbers of its
-optimizer, and calls functions of torch and of `math`, and functions that are as plain.
-It depends on no fact that Dynamo leaves unguarded but on which code its names stand
-for, which `PlainCode.same` compares. All else is not plain: what is not on a list here
-is a reason against it.
+Plain code loops over groups and parameters, and reads groups, state and numbers of its
+optimizer. It calls functions of torch and of `math`, and functions that are as plain.
+It depends on no fact that Dynamo leaves unguarded, except the code behind its names,
+which `PlainCode.same` compares. Anything outside of the lists here is not plain.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from .watched import watched
 
-#: Instructions that plain code does without.
+#: Instructions that plain code must not have.
 ODD = (
     *("IS_OP", "CONTAINS_OP", "FORMAT", "BUILD_STRING", "IMPORT", "CHECK_E", "RAISE"),
     *("YIELD", "SEND", "DELETE", "STORE_GLOBAL", "STORE_DEREF", "LOAD_BUILD", "MATCH"),
@@ -35,7 +34,7 @@ BUILTINS = frozenset(
         "len range enumerate zip filter map float int bool abs min max sum list tuple"
     ).split()
 )
-#: What a tensor has that is no arithmetic: facts that Dynamo takes for constants.
+#: Attributes of a tensor that are no arithmetic: facts that Dynamo treats as constants.
 FACTS = frozenset(
     (
         "shape size stride ndim dim numel nelement dtype device layout requires_grad "
@@ -51,7 +50,7 @@ FACTS = frozenset(
         "__dict__ __module__ __doc__ detach_ ndimension dense_dim sparse_dim"
     ).split()
 )
-#: Functions of torch that draw numbers, or look at what is no tensor's contents.
+#: Functions of torch that draw numbers, or read more than a tensor's contents.
 OTHERS = frozenset(
     (
         "rand rand_like randn randn_like randint randint_like randperm normal "
@@ -65,15 +64,16 @@ VALUES = (int, float, bool, complex, str, bytes, type(None))
 
 
 class PlainCode:
-    """The code that a step may run, where it is plain; `why` says why it is not."""
+    """Code that a step may run; `why` is the reason why it is not plain, or ""."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.why = ""
         #: each function that the step may call, and its code
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
-        #: by the id of a module's globals: them, and the builtins that its code names
+        #: by the id of a module's globals: these globals, and the builtins that its
+        #: code names
         self._builtins: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        #: what names of globals, and attributes of the class, stand for
+        #: the values of global names and of class attributes
         self._named: list[tuple[dict[str, Any], str, Any]] = []
         self._kind = weakref.ref(type(optimizer))
         self._held = [*vars(type(optimizer)).items()]
@@ -82,7 +82,7 @@ class PlainCode:
             pending += self._function(pending.pop(), optimizer)
 
     def same(self) -> bool:
-        """Do all names still stand for the code that they stood for?"""
+        """Do all names still refer to the same code?"""
         kind = self._kind()
         return (
             kind is not None
@@ -174,7 +174,7 @@ class PlainCode:
 
 
 def _own(optimizer: Optimizer) -> list[type]:
-    """The classes of an optimizer that are not torch's, the first one first."""
+    """Return the classes of an optimizer outside of torch, the first one first."""
     kinds = type(optimizer).__mro__
     inside = kinds[: kinds.index(Optimizer)]
     return [x for x in inside if not x.__module__.startswith("torch.")]
@@ -185,7 +185,7 @@ def _look(kind: type) -> list[tuple[str, int]]:
 
 
 def plain_code(optimizer: Optimizer) -> PlainCode:
-    """What a step's code is; read again where its names stand for other code."""
+    """Return a step's PlainCode, made anew if its names refer to other code."""
     code: PlainCode | None = watched.plain.get(optimizer)
     if code is None or not code.same():
         code = watched.plain[optimizer] = PlainCode(optimizer)
@@ -198,13 +198,14 @@ def plain(optimizer: Optimizer) -> bool:
 
 
 def names_in(optimizer: Optimizer) -> frozenset[str]:
-    """All names in the methods of an optimizer's own classes."""
+    """Return all names in the methods of an optimizer's own classes."""
     return frozenset(name for code in _codes(optimizer) for name in code.co_names)
 
 
 def writes_attributes(optimizer: Optimizer) -> bool:
-    """Has one of those methods, but `__init__`, an instruction that writes an attribute
-    of anything but a tensor?
+    """Does one of its methods write an attribute of anything but a tensor?
+
+    Methods of torch's classes and `__init__` do not count.
     """
     return any(
         x.opname in ("STORE_ATTR", "DELETE_ATTR") and x.argval not in ("data", "grad")

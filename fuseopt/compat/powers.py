@@ -1,4 +1,4 @@
-"""Have Dynamo keep powers of numbers that a step reads or counts symbolic."""
+"""Keep symbolic the powers of numbers that a step reads or counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tracing import traces_step
 
 
 def _power(x: float, y: float) -> float:
-    """`math.pow`, in what Dynamo can keep symbolic."""
+    """Compute `math.pow` in a form that Dynamo can keep symbolic."""
     power: float = float(x) ** float(y)
     return power
 
@@ -25,7 +25,10 @@ def _power(x: float, y: float) -> float:
     "a step that calls math.pow of a counter is compiled anew at each value",
 )
 def POWERS(patcher: Patcher) -> None:
-    """Dynamo takes the result for a constant. Relies on its table of handlers."""
+    """Keep the result symbolic, which Dynamo treats as a constant.
+
+    Relies on its table of handlers.
+    """
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
     in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
@@ -49,9 +52,11 @@ def POWERS(patcher: Patcher) -> None:
     "a step with such a power may run in eager",
 )
 def UNCHECKED_POWERS(patcher: Patcher) -> None:
-    """torch's symbolic `**` asks that the base is not negative, and torch 2.11 writes
-    what it asked into the graph, as an assertion that eager has not. Where the base is
-    negative, the power is complex in Python and NaN here.
+    """Omit the assertion that the base of a symbolic power is not negative.
+
+    torch's symbolic `**` checks this, and torch 2.11 writes the check into the graph,
+    which eager has not. For a negative base, the power is complex in Python and NaN
+    here.
     """
     find("torch:SymFloat.__float_pow__")
 

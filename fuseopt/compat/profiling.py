@@ -14,13 +14,13 @@ from .names import find
 _FAST: Any = find("torch._C:_profiler._RecordFunctionFast", None)
 
 
-#: Does a profiler of torch's record what this process does? A function of C, since it
-#: is asked at each call. Relies on a flag that torch's profilers set.
+#: A function of C, since each call runs it: True while a profiler of torch records this
+#: process. Relies on a flag that torch's profilers set.
 profiled: Callable[[], bool] = functools.partial(
     getattr, profiler, "_is_profiler_enabled", False
 )
 
 
 def profiler_range(name: str) -> Any:
-    """A range with a name, to be entered once: of C alone, where torch has such."""
+    """Return a range with a name, to be entered once: in C alone if torch has that."""
     return torch.profiler.record_function(name) if _FAST is None else _FAST(name)

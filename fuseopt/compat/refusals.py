@@ -1,4 +1,4 @@
-"""Let an error of fuseopt's pass through Dynamo unchanged to the caller of the step."""
+"""Pass errors of fuseopt through Dynamo unchanged to the caller of the step."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ def PLAIN_ERRORS() -> None:
 
 @contextlib.contextmanager
 def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
-    """Let errors of fuseopt's reach the caller as they are: their class, their text.
+    """Pass errors of fuseopt to the caller unchanged: their class, their text.
 
-    Dynamo puts any other exception of a backend into one of its own, whose text begins
-    with the backend's name and ends with how to report it to PyTorch. Relies on its not
-    doing so with exceptions derived from that very class, and on the method by which it
-    shortens their tracebacks; where that is another one, the caller gets what Dynamo
-    makes of it.
+    Dynamo wraps any other exception of a backend in one of its errors. The text then
+    begins with the backend's name and ends with how to report it to PyTorch. Dynamo
+    does not wrap exceptions derived from that very class. fuseopt relies on this, and
+    on the method by which Dynamo shortens their tracebacks. If that differs, the caller
+    gets the wrapped error.
     """
     try:
         yield
     except Exception as error:
-        from ..errors import FuseoptError  # light to import, until there is one
+        # imported only for an error, to keep the import light
+        from ..errors import FuseoptError
 
         if not isinstance(error, FuseoptError):
             raise
-        # tracebacks begin where the context was entered: behind it, and contextlib
+        # tracebacks begin where the context was entered: after it, and contextlib
         converted = _passed(error, backend, sys._getframe(2))
         if converted is None:
             raise
@@ -54,8 +55,9 @@ def refusals_pass(backend: Callable[..., Any]) -> Iterator[None]:
 def _passed(
     error: FuseoptError, backend: Callable[..., Any], frame: types.FrameType
 ) -> Exception | None:
-    """The same error as one that Dynamo lets through; None if it is one already, or
-    cannot be one.
+    """Return the same error in a form that Dynamo lets through, or None.
+
+    None if it has that form already, or cannot have it.
     """
     if sys.modules.get("torch._dynamo") is None or not PLAIN_ERRORS.available():
         return None
@@ -72,10 +74,12 @@ def _passed(
 
 @functools.cache
 def _kind(kind: Any, dynamo: Any) -> Any:
-    """A class that is both an error of fuseopt's and Dynamo's for a failed backend."""
+    """Return a class that derives from fuseopt's error and Dynamo's for a failed
+    backend.
+    """
 
     def text(self: Any) -> str:
-        return str(self.inner_exception)  # whatever Dynamo adds to its arguments
+        return str(self.inner_exception)  # without Dynamo's additions to its arguments
 
     def shown(self: Any) -> str:
         return repr(self.inner_exception)

@@ -1,9 +1,9 @@
-"""Rewrite calls that scale or interpolate to one form, whatever Dynamo's version.
+"""Rewrite calls that scale or interpolate to one form, for all versions of Dynamo.
 
-Versions of torch take these calls apart in different ways, some of which cannot be told
-from what a user might write, and round otherwise than eager. `trace_rewrites` has them
-written in the form that fuseopt.capture.fx.patterns recognises. Where Dynamo has other
-hooks than these, its own forms stand; those of torch 2.13 are the same.
+Versions of torch decompose these calls differently, and round otherwise than eager.
+Some decompositions cannot be distinguished from user code. `trace_rewrites` makes
+Dynamo write them in the form that fuseopt.capture.fx.patterns recognizes. If Dynamo has
+other hooks than these, its own forms stand; those of torch 2.13 are the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .layers import traces_for
 from .names import Missing, find
 from .patches import Hook, Patcher, patch
 
-#: In the `meta` of a node: the method that was written, of which it is the last call.
+#: Key in the `meta` of a node: the user's method whose last call the node is.
 WRITTEN_AS = "fuseopt_written_as"
 
 
 def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
-    """`torch._foreach_lerp_(start, end, weight)`, for a weight that is no list.
+    """Compute `torch._foreach_lerp_(start, end, weight)`, for a weight that is no list.
 
     Runs while Dynamo traces it. Each weight has lerp's own formula, and no tensor is
     read as a number.
@@ -54,11 +54,11 @@ def foreach_lerp(start: Any, end: Any, weight: Any) -> Any:
     bits=True,
 )
 def REWRITES(patcher: Patcher) -> None:
-    """A foreach lerp, `addcmul_` and `addcdiv_` with a value, `add_` with a tensor as
-    alpha, each in one form. A call of lists reads the number of a tensor as alpha, as
-    eager does.
+    """Write lerp, `addcmul_`, `addcdiv_` and `add_` with scales in one form each.
 
-    Relies on Dynamo's table of handlers, and on its methods for those of tensors.
+    This covers a foreach lerp, `addcmul_` and `addcdiv_` with a value, and `add_` with
+    a tensor as alpha. A foreach call reads the number of a tensor as alpha, as eager
+    does. Relies on Dynamo's table of handlers, and on its methods for those of tensors.
     """
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
     BaseListVariable = find("torch._dynamo.variables.lists:BaseListVariable")
@@ -78,7 +78,7 @@ def REWRITES(patcher: Patcher) -> None:
     def fused(name: str, target: Any, tx: Any, product: Any, scale: Any) -> Any:
         fma = find("torch._inductor.inductor_prims:fma")
         result = call(tx, fma, product, scale, target)
-        # its line of source does not say so where a mode calls the method
+        # its source line does not show it if a mode calls the method
         copied = target.call_method(tx, "copy_", [result], {})
         copied.as_proxy().node.meta[WRITTEN_AS] = name
         return copied
@@ -90,12 +90,14 @@ def REWRITES(patcher: Patcher) -> None:
         if not ours(tx):
             return original(this, tx, *args, **kwargs)
         if len(args) != 3 or kwargs or isinstance(args[2], BaseListVariable):
-            return None  # a list of weights is traced as it is
+            return None  # a list of weights is traced unchanged
         function = VariableTracker.build(tx, foreach_lerp)
         return tx.inline_user_function_return(function, list(args), {})
 
     def quotient(original: Hook, this: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        """`torch.addcdiv`, which Dynamo takes apart: eager scales the first factor."""
+        """Trace `torch.addcdiv`, which Dynamo decomposes: eager scales the first
+        factor.
+        """
         if ours(tx) and not isinstance(kwargs.get("value"), TensorVariable):
             return None
         return original(this, tx, *args, **kwargs)
@@ -149,7 +151,7 @@ def REWRITES(patcher: Patcher) -> None:
         return is_constant and type(value.as_python_constant()) in (int, float)
 
     def fill(this: Any, tx: Any, *args: Any) -> Any:
-        """`x[mask] = number`, for a mask of x's shape."""
+        """Trace `x[mask] = number`, for a mask of x's shape."""
         if len(args) != 2:
             return NotImplemented
         key, value = args
@@ -166,7 +168,7 @@ def REWRITES(patcher: Patcher) -> None:
         return VariableTracker.build(tx, None)
 
     def without_this_file(original: Hook) -> set[str]:
-        """The files that source lines of nodes leave out: they name the user's own."""
+        """Return files that source lines of nodes omit, to name the user's own."""
         return {*original(), __file__}
 
     patcher.around(shapes, "uninteresting_files", without_this_file)

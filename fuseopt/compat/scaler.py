@@ -1,7 +1,6 @@
-"""GradScaler's private API: the stage and the found_inf flags of each optimizer.
+"""Private API of GradScaler: the stage and the found_inf flags of each optimizer.
 
-Relies on a dict by the optimizer's id, with the stage that it is in and a flag for each
-device.
+Relies on a dict by the optimizer's id, with its stage and a flag for each device.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def SCALER() -> None:
         raise Missing("torch.amp.GradScaler has no _per_optimizer_states")
 
 
-#: The methods that a tail stands for; a scaler with others is not torch's.
+#: The methods that a tail replaces; a scaler with others is not torch's.
 METHODS = ("unscale_", "step", "_unscale_grads_", "_maybe_opt_step")
 
 
@@ -46,21 +45,19 @@ def is_plain_scaler(scaler: torch.amp.GradScaler) -> bool:
 
 
 def scale_of(scaler: torch.amp.GradScaler) -> torch.Tensor:
-    """The scale; an AssertionError of torch's where none was ever used."""
+    """Return the scale. Raises torch's AssertionError if none was ever used."""
     return scaler._check_scale_growth_tracker("step")[0]
 
 
 def stage_of(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Any:
-    """One of STAGES."""
+    """Return the optimizer's stage, one of STAGES."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"]
 
 
 def founds_of(
     scaler: torch.amp.GradScaler, optimizer: Optimizer
 ) -> dict[torch.device, torch.Tensor]:
-    """By device, what it found in the gradients of an optimizer: 1 for a step that is
-    to be skipped.
-    """
+    """Return the found_inf flag of each device: 1 for a step that is to be skipped."""
     flags: dict[torch.device, torch.Tensor] = scaler._per_optimizer_states[
         id(optimizer)
     ]["found_inf_per_device"]
@@ -72,8 +69,9 @@ def has_stepped(
     optimizer: Optimizer,
     found: torch.Tensor | None = None,
 ) -> None:
-    """Let it know that an optimizer has stepped; `found`: what was in its gradients, if
-    it was not the scaler that looked.
+    """Record in the scaler that an optimizer has stepped.
+
+    `found`: the flag of its gradients, if the scaler did not check them itself.
     """
     state = scaler._per_optimizer_states[id(optimizer)]
     if found is not None:

@@ -1,8 +1,8 @@
-"""What the schema of an ATen op says, and which arguments a call of a graph changes.
+"""Schemas of ATen ops, and the arguments that a call of a graph changes.
 
-Relies on `OpOverload._schema` and its `tags`, as torch.library documents schemas; and,
-for functions that have none, on the names that torch and Python give to what works in
-place. A function with neither is taken to change nothing.
+Relies on `OpOverload._schema` and its `tags`, as torch.library documents schemas. For
+functions without a schema it relies on torch's and Python's names of in-place
+functions. A function with neither is assumed to change nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ INPLACE_OPERATORS = frozenset({"iand", "ior", "setitem"}) | {
 
 
 class Schema(NamedTuple):
-    """What is known of an op before it is called.
+    """Facts about an op before it is called.
 
     `name`: with its namespace, without its overload. Arguments by name, type and
-    default. `writes`: those that it changes, by position and name. `returns`: how many
-    results it has; `views`: one of them shares memory with an argument that it does not
-    change. `reshapes`: it changes how its argument is seen, and no memory. `seeded`: it
-    depends on the state of a generator.
+    default. `writes`: the arguments that it changes, by position and name. `returns`:
+    the number of results. `views`: one result shares memory with an argument that it
+    does not change. `reshapes`: it changes the layout of its argument, and no memory.
+    `seeded`: it depends on the state of a generator.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Schema(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def schema_of(target: Any) -> Schema | None:
-    """The schema of an OpOverload; None for what has none."""
+    """Return the schema of an OpOverload; None for other functions."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return None
@@ -71,7 +71,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """The name of a function, or of the method that a string names."""
+    """Return the name of a function, or of the method that a string names."""
     return str(getattr(target, "__name__", target))
 
 
@@ -84,7 +84,7 @@ def changes_first(target: Any) -> bool:
 
 
 def written(node: Node) -> list[Node]:
-    """The arguments of a call that it changes in place."""
+    """Return the arguments of a call that it changes in place."""
     if not node.op.startswith("call"):
         return []
     args, kwargs = node.args, node.kwargs

@@ -1,10 +1,10 @@
-"""Which steps need a capability for eager's bits, where it is not there.
+"""Decide which steps need a missing capability for eager's bits.
 
-A capability that is needed for bits is never left out alone: what needs it is not
-compiled. A step of a class that is not torch's needs the guards that Dynamo lacks,
-unless its code is plain (plain_code.py). Torch's own steps need to be traced as their
-user configured them, unless their counters take no part in the arithmetic, which is
-read from the graph.
+A capability that is needed for bits is never just left out: steps that need it are not
+compiled. A step of a class outside of torch needs the guards that Dynamo lacks, unless
+its code is plain (plain_code.py). Torch's own steps need to be traced as their user
+configured them. Steps whose counters take no part in the arithmetic, as the graph
+shows, are excepted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLAIN = (ANSWERS, GROUPS, NUMBERS)
 
 
 class _Soundness:
-    """The capabilities that are needed for bits and are not there, found once."""
+    """Capabilities that are needed for bits and are missing, found once."""
 
     def __init__(self) -> None:
         self._epoch = -1
@@ -61,12 +61,12 @@ soundness = _Soundness()
 
 
 def is_sound() -> bool:
-    """Is all there that steps may need for their bits?"""
+    """Is everything available that steps may need for their bits?"""
     return not soundness.lacking()
 
 
 def unsound(optimizer: Optimizer) -> str:
-    """Why a step may not be traced here; "" if its trace has eager's bits."""
+    """Return why a step may not be traced here; "" if its trace has eager's bits."""
     lacking = soundness.lacking()
     if not lacking:
         return ""
@@ -85,8 +85,9 @@ def unsound(optimizer: Optimizer) -> str:
 
 
 def _may_be_made_capturable(optimizer: Optimizer) -> bool:
-    """Does Dynamo set `capturable` in groups whose user did not? It does for parameters
-    on an accelerator.
+    """Does Dynamo set `capturable` in groups whose user did not?
+
+    It does so for parameters on an accelerator.
     """
     return any(
         not group.get("capturable", True)
@@ -118,10 +119,10 @@ def _without(capability: Capability) -> str:
 
 
 def unsound_graph(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
-    """Why the graph of a step may not run, and whose step it is; "" if it may.
+    """Return why the graph of a step may not run, and whose step it is; "" if it may.
 
-    Some of Dynamo's functions go on with a constant where a part of the trace ends by
-    an error: the graph of a trace that was refused may then come all the same.
+    Some of Dynamo's functions continue with a constant after an error in a part of the
+    trace. So the graph of a refused trace may still arrive.
     """
     _look_for_effects(gm)
     if tracing.refusal:
@@ -133,7 +134,7 @@ def unsound_graph(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
 
 
 def refused_graph(gm: torch.fx.GraphModule) -> str:
-    """Why the graph of an update may not run, in whatever way it was traced; or ""."""
+    """Return why the graph of an update may not run, traced in any way; or ""."""
     why, _ = unsound_graph(gm)
     return why or unknown_input(gm)[0]
 
@@ -148,16 +149,17 @@ def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
 
 
 def _look_for_effects(gm: torch.fx.GraphModule) -> None:
-    """Find out from a trace whether hooks still do what they are there for: whether
-    what it wrote to optimizers is kept, and whether counters of torch's optimizers came
-    as numbers, as in eager.
+    """Find out from a trace whether hooks still have their effects.
+
+    Dynamo must keep what the trace wrote to optimizers. Counters of torch's optimizers
+    must arrive as numbers, as in eager.
     """
     if tracing.stores - tracing.stored and WRITES.available():
         WRITES.lack("a trace lost its writes to the optimizer")
     owners = tracing.owners
     if (
         owners
-        # without another of them, counters that are tensors tell nothing of this one
+        # without another hook, counters that are tensors prove nothing about this one
         and all(x.available() for x in PLAIN)
         and not any(map(is_own, owners))
         and all(map(_counts_in_numbers, owners))
@@ -176,7 +178,7 @@ def _counts_in_numbers(optimizer: Optimizer) -> bool:
 
 
 def _owners() -> list[Optimizer]:
-    """The optimizers whose step is traced, where Dynamo did not say when it began."""
+    """Return the optimizers whose step is traced, if Dynamo reported no beginning."""
     frame = frame_traced()
     return among_callers() or ([] if frame is None else optimizers_of(frame))
 
@@ -206,8 +208,10 @@ def _unsound(gm: torch.fx.GraphModule, optimizers: list[Optimizer]) -> str:
 def held_to_plain_code(
     compiled: Callable[..., Any], gm: torch.fx.GraphModule, optimizers: list[Optimizer]
 ) -> Callable[..., Any]:
-    """A compiled graph of a step that lacks guards, which compares at each call whether
-    its plain code is what it was; where it is not, the step runs in eager.
+    """Return a compiled graph that compares at each call whether its plain code is the
+    same.
+
+    The graph lacks guards. If the code has changed, the step runs in eager.
     """
     own = [x for x in optimizers if is_own(x) and x not in watched.shadows]
     if not own:
@@ -238,8 +242,9 @@ def _is_capturable(optimizer: Optimizer) -> bool:
 
 
 def _begins_some(optimizer: Optimizer) -> bool:
-    """Have some parameters with gradients a state, and others none yet, which Dynamo
-    begins by `_init_group`? States that code begins are guarded with it.
+    """Do only some parameters with gradients have a state, which `_init_group` begins?
+
+    States that user code begins have a guard.
     """
     if not hasattr(optimizer, "_init_group"):
         return False
@@ -252,10 +257,10 @@ def _begins_some(optimizer: Optimizer) -> bool:
     return len(made) > 1
 
 
-#: The calls that Dynamo makes of `add_`, `addcmul_` and `addcdiv_` with a number, in
-#: forms that are recognised.
+#: The recognized forms in which Dynamo writes `add_`, `addcmul_` and `addcdiv_` with a
+#: number.
 SCALED = ["add_", "mul", "fma.default", "copy_", "div", "fma.default", "copy_"]
-#: And those of a lerp of lists by a small weight and by a large one.
+#: The same for a foreach lerp by a small weight and by a large one.
 LERPS = (
     [
         *("_foreach_sub", "full_like", "_foreach_addcmul_"),
@@ -267,8 +272,9 @@ LERPS = (
 
 @functools.cache
 def _forms() -> tuple[str, ...]:
-    """The calls that Dynamo itself makes of some that scale or interpolate: a function
-    of such calls is traced.
+    """Return the calls that Dynamo itself makes of calls that scale or interpolate.
+
+    Traces a function with such calls.
     """
 
     def scaled(x: Any, y: Any, z: Any) -> None:
@@ -297,8 +303,9 @@ def _forms() -> tuple[str, ...]:
 
 
 def _is_apart(gm: torch.fx.GraphModule) -> bool:
-    """May a graph have parts of calls that Dynamo has taken apart in forms that are
-    not known? Parts of a scaled sum are like what a user writes, so that any graph may.
+    """May a graph have parts of calls that Dynamo decomposed in unrecognized forms?
+
+    Parts of a scaled sum look like user code, so that any graph may.
     """
     forms = [*_forms()]
     if forms[: len(SCALED)] != SCALED:
@@ -307,12 +314,12 @@ def _is_apart(gm: torch.fx.GraphModule) -> bool:
     return not known and any(map(_is_taken_apart, gm.graph.nodes))
 
 
-#: In the names of calls that Dynamo takes apart, if it is not told otherwise.
+#: Parts of the names of calls that Dynamo decomposes by default.
 APART = ("lerp", "fma")
 
 
 def _is_taken_apart(node: Node) -> bool:
-    """Is a node a part of a call that Dynamo has taken apart?"""
+    """Is a node a part of a call that Dynamo has decomposed?"""
     name = str(getattr(node.target, "__name__", node.target))
     return node.op == "call_function" and (
         any(x in name for x in APART)
@@ -321,7 +328,7 @@ def _is_taken_apart(node: Node) -> bool:
 
 
 def _is_lerp(node: Node) -> bool:
-    """A foreach lerp becomes a difference that is scaled by tensors of one number."""
+    """Is it the end of a foreach lerp, a difference scaled by tensors of one number?"""
     return any("full" in str(x.target) for x in node.all_input_nodes)
 
 
@@ -337,10 +344,10 @@ def _value(gm: torch.fx.GraphModule, node: Node) -> Any:
 def computes_with_counters(gm: torch.fx.GraphModule) -> bool:
     """Does a graph use its counters for more than to count?
 
-    A counter is a tensor without dimensions to which the graph adds a number. One that
-    is multiplied by zero does not count: the product is zero, for counters are finite.
-    What is computed from that is a tensor of float32 where eager has a number of
-    float64, so that it may meet no tensor of float64.
+    A counter is a tensor without dimensions to which the graph adds a number. A product
+    with zero does not count: the product is zero, for counters are finite. A value
+    computed from that is a tensor of float32 where eager has a number of float64. So it
+    may meet no tensor of float64.
     """
     nodes = [*gm.graph.nodes]
     counters = {x for x in nodes if x.op in ("get_attr", "placeholder")}
@@ -379,7 +386,7 @@ def _reads(node: Node) -> bool:
 
 
 def _shifts(node: Node) -> bool:
-    """Is it a new tensor, a counter and a number added up?"""
+    """Is it a new tensor, the sum of a counter and a number?"""
     return _name(node) in ("add", "sub") and not node.kwargs and len(node.args) == 2
 
 
@@ -395,7 +402,7 @@ def _counts(node: Node, counter: Node) -> bool:
 
 
 def _only_counts(node: Node, derived: set[Node]) -> bool:
-    """Does a call do no more than add a number to counters?"""
+    """Does a call only add a number to counters?"""
     if node.target is operator.getitem:
         return True
     targets = [*_nodes(node.args[:1])]

@@ -1,4 +1,4 @@
-"""Where that comes from which a graph of Dynamo's is given at each call."""
+"""Sources of the arguments of a graph of Dynamo."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-#: Classes of Dynamo's sources, by name, that lead to one and the same place at each
-#: call: a variable, an attribute, an item. What is found there is handed over as it is.
+#: Names of Dynamo's source classes that refer to the same place at each call: a
+#: variable, an attribute, an item. Its value is passed unchanged.
 PLACES = frozenset(
     (
         "LocalSource LocalCellSource GlobalSource GlobalWeakRefSource "
@@ -22,22 +22,24 @@ PLACES = frozenset(
         "DataclassFieldsSource SkipGuardSource ConvertIntSource"
     ).split()
 )
-#: Those by which a number or an array becomes a tensor, or is read from one.
+#: Names of source classes by which a number or an array becomes a tensor, or is read
+#: from one.
 FORMS = frozenset(
     (
         "NumpyTensorSource FloatTensorSource CallMethodItemSource TensorPropertySource"
     ).split()
 )
-#: Those of what the code before the graph makes anew: a tensor, and nothing else.
+#: Names of source classes for new values of the code before the graph, which may only
+#: be tensors.
 MADE = frozenset(["SyntheticLocalSource", "TempLocalSource"])
 
 
 def strange_input(gm: torch.fx.GraphModule) -> str:
-    """Which argument of a graph comes from where nothing is known of, "" if none does.
+    """Describe an argument of a graph with an unsupported source; "" if there is none.
 
-    It is known where a tensor, an array or a number lies in a place that Dynamo looks
-    up at each call. All else, such as a number that Dynamo draws itself, is not.
-    Relies on the `grapharg` that Dynamo notes at each placeholder.
+    A source is supported if a tensor, an array or a number lies in a place that Dynamo
+    reads at each call. Others are not, such as a number that Dynamo draws itself.
+    Relies on the `grapharg` that Dynamo records at each placeholder.
     """
     for node in gm.graph.find_nodes(op="placeholder"):
         if "grapharg" in node.meta:
@@ -64,11 +66,10 @@ def _unknown(graph_arg: Any, example: Any) -> str:
 
 
 def number_sources(gm: torch.fx.GraphModule) -> dict[int, str]:
-    """The sources of those arguments of a graph that are numbers, by position, such as
-    "L['self'].t".
+    """Return the sources of a graph's number arguments, by position: "L['self'].t".
 
-    A float comes as a tensor of one element. Relies on the `grapharg` that Dynamo notes
-    at each placeholder; a source that it does not name is "".
+    A float arrives as a tensor of one element. Relies on the `grapharg` that Dynamo
+    records at each placeholder; a source without a name is "".
     """
     sources = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):

@@ -1,9 +1,9 @@
-"""Have Dynamo guard that a parameter has no state yet where a traced step begins one.
+"""Make Dynamo guard that a parameter has no state yet where a traced step begins one.
 
-Dynamo guards the state of one parameter of each group, as if all had begun alike, and
-of the others each tensor that a graph uses: where there is none, nothing. A graph that
-begins the momentum of one parameter then begins it anew at each call, with any backend
-(torch 2.11 to 2.15).
+Dynamo guards the state of one parameter of each group, as if all had begun alike. For
+the others it guards each tensor that a graph uses; a missing state has no guard. A
+graph that begins the momentum of one parameter then begins it anew at each call, with
+any backend (torch 2.11 to 2.15).
 """
 
 from __future__ import annotations
@@ -54,6 +54,6 @@ def STATES(patcher: Patcher) -> None:
 
 
 def is_all_tensors(state: Any) -> bool:
-    """Is a state there, and has nothing but tensors?"""
+    """Is there a state with nothing but tensors?"""
     values = state.values() if isinstance(state, dict) else ()
     return bool(values) and all(isinstance(x, torch.Tensor) for x in values)

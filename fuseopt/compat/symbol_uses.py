@@ -1,8 +1,8 @@
 """Trace uses of symbolic numbers: operands of arithmetic, branches, functions of math.
 
-In a call with tensors a symbol stands where arithmetic has an operand. Elsewhere it
-becomes a constant, which a guard holds to, unless it has changed before. A branch goes
-one way, as long as the number says so, and functions of `math` stay what they are.
+In a call with tensors, an operand of arithmetic stays a symbol. Elsewhere a symbol
+becomes a guarded constant, unless it has changed before. A branch goes one way, guarded
+by the number, and functions of `math` stay unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .patches import Hook, Patcher, patch
 from .symbols import FLOATS, has_moved, has_symbols, on_instruction
 from .tracing import traces_step
 
-#: Calls of which a symbol may be an operand: by name, without `_foreach_` and `_`.
+#: Calls that may have a symbol as an operand: by name, without `_foreach_` and `_`.
 ARITHMETIC = frozenset(
     (
         "add sub mul div true_divide truediv rsub addcmul addcdiv lerp fma "
@@ -45,13 +45,13 @@ ARITHMETIC = frozenset(
         "iadd isub imul itruediv sym_ite"
     ).split()
 )
-#: Of these calls, the operands from which place on may not be symbols.
+#: For these calls, the index from which on operands may not be symbols.
 FIRST_ONLY = frozenset({"pow", "ipow", "float_power"})
-#: Of these calls, the only operands that may be symbols.
+#: For these calls, the only operands that may be symbols.
 VALUES = {"full": (1, "fill_value"), "full_like": (1, "fill_value")}
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- evaluation
 
 
 @patch(
@@ -61,7 +61,7 @@ VALUES = {"full": (1, "fill_value"), "full_like": (1, "fill_value")}
     needs=(FLOATS,),
 )
 def ANSWERS(patcher: Patcher) -> None:
-    """What a trace asks of a number of the host is Python's answer, guarded."""
+    """Evaluate a number of the host in a trace as Python does, with a guard."""
     kind = find("torch._dynamo.variables.tensor:SymNodeVariable")
     base = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
     translator = find("torch._dynamo.symbolic_convert:InstructionTranslator")
@@ -94,9 +94,9 @@ def ANSWERS(patcher: Patcher) -> None:
 
 
 def _picked(tx: Any, function: Any, a: Any, b: Any) -> Any:
-    """The larger or the smaller of two numbers of different types; None for others.
+    """Return the larger or the smaller of two numbers of different types, or None.
 
-    Python gives one of the two as it is. Dynamo's symbol of it is always a float.
+    Python returns one of the two unchanged. Dynamo's symbol of it is always a float.
     """
     nodes = [node_of(x) for x in (a, b)]
     operator_of = {max: operator.gt, min: operator.lt}
@@ -122,7 +122,7 @@ def _picked(tx: Any, function: Any, a: Any, b: Any) -> Any:
 
 @functools.cache
 def _jumps_either_way() -> bool:
-    """Does Dynamo jump where the truth of an object is a symbol, if so or if not?
+    """Does Dynamo jump in both cases if the truth of an object is a symbol?
 
     Before torch 2.13 it does. Relies on the text of its function.
     """
@@ -134,14 +134,14 @@ def _jumps_either_way() -> bool:
 
 
 def _has_own_truth(value: Any) -> bool:
-    """Is it an object whose truth code of a user's gives?"""
+    """Is it an object whose truth user code computes?"""
     held = getattr(value.realize(), "value", None)
     says = getattr(type(held), "__bool__", None) or getattr(type(held), "__len__", None)
     return inspect.isfunction(says)
 
 
 def _jump(original: Hook, self: Any, inst: Any) -> Any:
-    """A branch on a number of the host: one way, as long as the number says so."""
+    """Trace a branch on a number of the host: one way, guarded by the number."""
     value = self.stack[-1]
     if _jumps_either_way() and traces_step() and _has_own_truth(value):
         refuse(self, "it branches on an object with __bool__")
@@ -151,18 +151,16 @@ def _jump(original: Hook, self: Any, inst: Any) -> Any:
     before = len(self.stack)
     self.stack[-1] = constant_of(outcome)
     done = original(self, inst)
-    if len(self.stack) == before:  # `x or y` gives x itself
+    if len(self.stack) == before:  # `x or y` returns x itself
         self.stack[-1] = value
     return done
 
 
-# ---------------------------------------------------------------- what becomes of them
+# ---------------------------------------------------------------- conversion
 
 
 def constant(tx: Any, value: Any) -> Any:
-    """A variable of Dynamo's that is a number which has not changed yet -> a constant
-    with a guard; None for any other.
-    """
+    """Return a guarded constant for a number that has not changed yet, else None."""
     node = node_of(value) if traces_step() else None
     if node is None or has_moved(tx.output, node):
         return None
@@ -176,7 +174,7 @@ def constant(tx: Any, value: Any) -> Any:
     needs=(FLOATS,),
 )
 def OPERANDS(patcher: Patcher) -> None:
-    """In a call with tensors a symbol stands where it is an operand of arithmetic."""
+    """Keep a symbol in a call with tensors, if it is an operand of arithmetic."""
     kind = find("torch._dynamo.output_graph:SubgraphTracer")
 
     def create(original: Hook, self: Any, *operands: Any, **named: Any) -> Any:
@@ -202,7 +200,7 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 
 def _is_arithmetic(target: Any, args: Any, kwargs: Any) -> bool | None:
-    """Is it a function of numbers? None where there is no number that is a symbol."""
+    """Is it a function of numbers? None if no number is a symbol."""
     symbols = tensors = False
     for x in _leaves((args, kwargs)):
         if isinstance(x, torch.fx.Proxy):
@@ -245,7 +243,7 @@ def _settle(output: Any, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]
     return tuple(map(settle, args)), settle(kwargs)
 
 
-#: Functions of Python's own that give a float; those that Dynamo knows stay its own.
+#: Python functions that return a float; Dynamo keeps its handlers for others.
 FUNCTIONS = (
     *("exp", "exp2", "expm1", "log", "log10", "log1p", "pow", "hypot", "fmod"),
     *("atan2", "copysign", "cbrt", "erf", "erfc", "asinh", "acosh", "atanh"),
@@ -260,7 +258,7 @@ FUNCTIONS = (
     needs=(FLOATS,),
 )
 def MATH(patcher: Patcher) -> None:
-    """Functions of `math` of numbers of the host stay what they are."""
+    """Keep functions of `math` on numbers of the host unchanged."""
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
     in_graph = find("torch._dynamo.variables.torch:TorchInGraphFunctionVariable")
     find("torch.fx.experimental.symbolic_shapes:ShapeEnv.create_unbacked_symfloat")

@@ -1,13 +1,12 @@
-"""Have an optimizer's numbers enter a trace as symbols: a schedule recompiles nothing.
+"""Make an optimizer's numbers symbols in a trace, so that a schedule never recompiles.
 
-Dynamo takes a float for a constant until it has changed, and compiles anew then. Here
-floats that an optimizer holds are symbols from the first trace on, and so are integers
-that its step counts. Where a step uses a number in a way that makes another structure
-of it (an exponent, a size, a text) the number is a constant, which a guard holds to,
-until it has changed once. What a step asks of a number is in outcomes.py, what it does
-with it in symbol_uses.py.
+Dynamo treats a float as a constant until it has changed, and then compiles anew. Here
+floats that an optimizer holds are symbols from the first trace on. So are integers that
+its step counts. Some uses of a number change the structure of the step (an exponent, a
+size, a text). There the number is a guarded constant, until it has changed once.
+outcomes.py evaluates numbers, and symbol_uses.py handles their uses.
 
-A trace that cannot be followed with symbols is made once more without.
+A trace that fails with symbols is repeated without.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _moves(builder: Any) -> bool:
 
 
 def _holder(tx: Any, source: Any) -> Any:
-    """The optimizer that holds the number at a source; None if no optimizer does."""
+    """Return the optimizer that holds the number at a source, or None."""
     while getattr(source, "base", None) is not None:
         source = source.base
         value = found_at(tx, source)
@@ -66,7 +65,7 @@ def _holder(tx: Any, source: Any) -> Any:
 
 
 def _is_foreign(tx: Any, source: Any) -> bool:
-    """Is a number in a group one that somebody else keeps there, such as an epoch?"""
+    """Does other code keep a number in a group, such as an epoch?"""
     holder = _holder(tx, source)
     return (
         isinstance(getattr(source, "index", None), str)
@@ -83,7 +82,7 @@ LOST = "numbers that move are constants until they have moved: two compilations 
 
 @patch("float-symbols", "floats of an optimizer are symbols from the start", LOST)
 def FLOATS(patcher: Patcher) -> None:
-    """Floats are symbols. A trace with symbols that fails is made again without."""
+    """Trace floats as symbols. A trace that fails with symbols is repeated without."""
     config = find("torch._dynamo:config")
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     GraphArg = find("torch._dynamo.variables.builder:GraphArg")
@@ -176,13 +175,15 @@ def COUNTERS(patcher: Patcher) -> None:
 
 
 def _pattern(source: Any) -> str:
-    """The path to a number, with `*` for each key that is not a string: the same for
-    all groups and parameters.
+    """Return the path to a number, with `*` for each key that is not a string.
+
+    It is the same for all groups and parameters.
     """
     base = getattr(source, "base", None)
     if base is None:
         return name_of(source)
-    if name_of(base) == name_of(source):  # says what kind of object it is, no step
+    # gives the kind of the object, and is no step of the path
+    if name_of(base) == name_of(source):
         return _pattern(base)
     step = getattr(source, "member", None) or getattr(source, "index", None)
     return f"{_pattern(base)}.{step if isinstance(step, str) else '*'}"
@@ -195,10 +196,10 @@ def _pattern(source: Any) -> str:
     needs=(COUNTERS,),
 )
 def FOUND_COUNTERS(patcher: Patcher) -> None:
-    """Have each integer that the step replaces by another one traced as a symbol.
+    """Trace each integer that the step replaces by another one as a symbol.
 
-    The trace begins anew at the first such integer that it meets, which is in the first
-    round of a loop over lanes.
+    The trace begins anew at the first such integer, which is in the first iteration of
+    a loop over lanes.
     """
     anew = find("torch._dynamo.exc:SpeculationRestartAnalysis")
     optimizer = find("torch._dynamo.variables.optimizer:OptimizerVariable")
@@ -243,7 +244,7 @@ def FOUND_COUNTERS(patcher: Patcher) -> None:
 
 
 def on_instruction(patcher: Patcher, base: Any, name: str, hook: Hook) -> None:
-    """Put a hook around what traces an instruction, where Dynamo looks it up."""
+    """Install a hook around the function that traces an instruction."""
     kinds = [base]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -258,12 +259,12 @@ def on_instruction(patcher: Patcher, base: Any, name: str, hook: Hook) -> None:
 
 
 def note_moved(tx: Any, node: Node) -> None:
-    """Note that a number differs between calls, so that no guard fixes its value."""
+    """Record that a number differs between calls, so that no guard fixes its value."""
     vars(tx.output).setdefault("fuseopt_moved", set()).add(node)
 
 
 def has_moved(output: Any, node: Node) -> bool:
-    """Has a number that this is computed from changed since the first call?"""
+    """Has a number from which this one is computed changed since the first call?"""
     moved = vars(output).get("fuseopt_moved", ())
     pending, seen = [node], set()
     while pending:
@@ -281,7 +282,7 @@ def has_moved(output: Any, node: Node) -> bool:
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Within this, numbers are constants until they have changed."""
+    """Treat numbers as constants until they have changed, within this context."""
     before, tracing.constants = tracing.constants, True
     try:
         yield
@@ -290,26 +291,29 @@ def plainly() -> Iterator[None]:
 
 
 class TraceAgain(Exception):
-    """What was traced with symbols cannot be compiled so."""
+    """A trace with symbols cannot be compiled."""
 
 
 def has_symbols() -> bool:
-    """Does the trace that goes on now have numbers as symbols?"""
+    """Does the running trace have numbers as symbols?"""
     return bool(tracing.symbols) and not tracing.constants
 
 
 def symbol_sources() -> list[str]:
-    """Where numbers are found that the trace which goes on now has as symbols, whether
-    or not its graph computes with them: "L['self'].t".
+    """Return the sources of the running trace's symbols, such as "L['self'].t".
+
+    The graph need not compute with them.
     """
     return [*tracing.symbols]
 
 
 def _is_final(error: Exception) -> bool:
-    """Did a backend fail with an error that constants do not help, or that nobody here
-    has foreseen?
+    """Did a backend fail with an error that constants do not avoid?
+
+    That includes errors that fuseopt does not expect.
     """
-    from ..errors import FuseoptError  # light to import, until there is one
+    # imported only for an error, to keep the import light
+    from ..errors import FuseoptError
 
     within = getattr(error, "inner_exception", None)
     if within is None or isinstance(within, TraceAgain):
@@ -318,7 +322,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def _again(original: Hook, *args: Any, **kwargs: Any) -> Any:
-    """A trace with symbols that fails is made once more without."""
+    """Repeat a trace that fails with symbols, once and without symbols."""
     if not tracing.hooked:
         return original(*args, **kwargs)
     before, tracing.symbols = tracing.symbols, []
@@ -336,9 +340,9 @@ def _again(original: Hook, *args: Any, **kwargs: Any) -> Any:
 
 
 def hint_of(x: Any) -> Any:
-    """What a number is that stands for those of all calls; any other value as it is.
+    """Return an example value of a symbolic number; any other value unchanged.
 
-    Relies on the `hint` of a symbolic node; without it, the answer is 1.
+    Relies on the `hint` of a symbolic node; without it, returns 1.
     """
     if isinstance(x, (torch.SymInt, torch.SymFloat)):
         hint = getattr(x.node, "hint", None)

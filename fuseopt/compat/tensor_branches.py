@@ -1,11 +1,10 @@
 """Branches on a tensor (`if grad.norm() > 1`): its truth value, and choosing tensors.
 
-A variable that is one tensor after one way and another one after the other becomes a
-tensor of its own, `torch.where(condition, x, y)`. That is as good as eager's as long as
-nobody can tell it from `x` and `y`: where the step later writes it, or what it was
-chosen from, or keeps it, the trace begins anew and Dynamo ends its graph at the branch.
-So it does where an int that was chosen, which is a float in the graph, is kept, or
-decides a dtype.
+A variable with a different tensor after each way becomes a new tensor,
+`torch.where(condition, x, y)`. That is as good as eager's as long as no code can
+distinguish it from `x` and `y`. The step may later write it, write `x` or `y`, or keep
+it. Then the trace begins anew and Dynamo breaks its graph at the branch. The same holds
+for a chosen int, which is a float in the graph, if it is kept or decides a dtype.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ from .schemas import written
 from .tracing import traces_step
 from .watched import watched
 
-#: What is one of two numbers.
+#: Functions that return one of two numbers.
 MIXING = (torch.sym_max, torch.sym_min)
-#: Where functions of numbers are, and those whose result has one type, whatever number
-#: they are given.
+#: Modules of functions of numbers, and functions whose result has one type for any
+#: number.
 NUMERIC = ("_operator", "math", "torch")
 OF_ANY_NUMBER = frozenset(
     [*("truediv", "float", "lt", "le", "gt", "ge", "eq", "ne", "sqrt", "not"), "int"]
 )
-#: A branch: the code that it is in, and the place of its instruction.
+#: A branch: its code, and the index of its instruction.
 Branch = tuple[CodeType, int]
 
 
 def truth_of(tx: Any, value: Any) -> Any:
-    """Whether a tensor is true, as a number that nobody knows; None for any other
-    variable, and for tensors of which eager does not ask that.
+    """Return the truth of a tensor as a number without a value, or None.
+
+    None for any other variable, and for tensors without a truth in eager.
     """
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
@@ -48,7 +48,7 @@ def truth_of(tx: Any, value: Any) -> Any:
     if not isinstance(value, TensorVariable) or not traces_step():
         return None
     if torch.is_grad_enabled():
-        return None  # what is written under `.data` is recorded when it is chosen
+        return None  # a write to `.data` is recorded when the tensor is chosen
     example = value.as_proxy().node.meta.get("example_value")
     if (
         not isinstance(example, torch.Tensor)
@@ -68,7 +68,7 @@ def truth_of(tx: Any, value: Any) -> Any:
 
 
 def tensor_of(value: Any) -> torch.Tensor | None:
-    """What a trace takes a variable for that is a tensor; None for any other."""
+    """Return the example tensor of a variable; None if it is no tensor."""
     TensorVariable = find("torch._dynamo.variables.tensor:TensorVariable")
     if type(value.realize()) is not TensorVariable:
         return None
@@ -77,7 +77,7 @@ def tensor_of(value: Any) -> torch.Tensor | None:
 
 
 def are_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Do tensors differ in nothing but contents and memory?"""
+    """Do tensors differ only in contents and memory?"""
     return (
         type(x) is type(y)
         and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
@@ -89,7 +89,7 @@ def are_alike(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def choose(tx: Any, condition: Node, x: Any, y: Any, branch: Branch) -> Any:
-    """A variable that is one tensor or the other. None where they are unlike."""
+    """Return a variable that is one tensor or the other; None if they are unlike."""
     wrap_fx_proxy = find("torch._dynamo.variables.builder:wrap_fx_proxy")
     a, b = tensor_of(x), tensor_of(y)
     if a is None or b is None or not are_alike(a, b):
@@ -118,11 +118,11 @@ def _storage(t: torch.Tensor) -> int:
 
 
 def watch_choices(patcher: Patcher) -> None:
-    """What was chosen is neither written nor kept, nor written what it was chosen from;
-    and no number tells that it is a float where Python has an int.
+    """Refuse to write or keep a chosen tensor, or to write the tensors of the choice.
 
-    Relies on the method by which Dynamo's tracer makes the nodes of its graph, and on
-    those that trace `isinstance` and `type`.
+    Also refuse uses that show a float where Python has an int. Relies on the method by
+    which Dynamo's tracer makes the nodes of its graph, and on those that trace
+    `isinstance` and `type`.
     """
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
     kind = find("torch._dynamo.output_graph:SubgraphTracer")
@@ -159,12 +159,12 @@ def watch_choices(patcher: Patcher) -> None:
 
 
 def note_float(tx: Any, node: Node, branch: Branch) -> None:
-    """A branch has chosen a float that is an int in Python, after one way at least."""
+    """Record that a branch chose a float which is an int in Python after some way."""
     vars(tx.output).setdefault("fuseopt_floats", {})[node] = branch
 
 
 def _is_mixed(node: Node) -> bool:
-    """Is it one of two numbers that are unlike in type, of which nobody knows one?"""
+    """Is it one of two numbers of unlike type, one of which has no value?"""
     examples = [
         x.meta.get("example_value") if isinstance(x, Node) else x for x in node.args
     ]
@@ -176,7 +176,7 @@ def _is_mixed(node: Node) -> bool:
 
 
 def _follow_floats(output: Any, node: Node, floats: dict[Node, Branch | None]) -> None:
-    """A node is made: may it be given what it is given of those floats?"""
+    """Check that a new node may use the floats among its inputs."""
     given = [x for x in node.all_input_nodes if x in floats]
     if not given:
         return
@@ -185,7 +185,7 @@ def _follow_floats(output: Any, node: Node, floats: dict[Node, Branch | None]) -
     tensors = [t for example in examples for t in _tensors(example)]
     name = str(getattr(node.target, "__name__", node.target)).removeprefix("sym_")
     if tensors:
-        # of whole numbers, a float makes others; of floats, an int does the same
+        # with whole numbers, a float changes the result; with floats, an int does
         fits = any(map(torch.is_floating_point, tensors)) and all(
             t.is_floating_point() or t.dtype == torch.bool for t in tensors
         )

@@ -1,4 +1,4 @@
-"""ATen's and libtorch's private API: overloads, metadata guards, library functions."""
+"""Private API of ATen and libtorch: overloads, metadata guards, library functions."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from .capability import probed
 from .libraries import torch_library
 from .names import Missing, find
 
-#: Targets of FX nodes: `torch.cond` and its like, and the switch of `torch.no_grad`,
-#: which sets the grad mode without an object that undoes it.
+#: Targets of FX nodes: higher-order ops such as `torch.cond`, and the switch of
+#: `torch.no_grad`, which sets the grad mode without an object that undoes it.
 
 
 class _Nothing:
-    """Stands for a class that torch lacks: no object is one of it."""
+    """Replaces a class that torch lacks, without any objects."""
 
 
 class _NoMode:
-    """Stands for a mode that torch lacks: to enter it is an error."""
+    """Replaces a mode that torch lacks; entering it is an error."""
 
     def __enter__(self) -> Any:
         raise EagerOnly(f"torch {torch.__version__} has no TorchDispatchMode")
 
     def __exit__(self, *_: object) -> None:
-        """Never entered."""
+        """Do nothing, since the mode is never entered."""
 
 
 def _switch_grad(mode: bool) -> None:
-    """Do what torch's function does that Dynamo writes into graphs."""
+    """Set the grad mode, like torch's function that Dynamo writes into graphs."""
     torch.set_grad_enabled(mode)
 
 
-#: A mode that sees each ATen call, by which a graph is recorded.
+#: A mode that intercepts each ATen call, for recording a graph.
 DISPATCH_MODE: Any = find("torch.utils._python_dispatch:TorchDispatchMode", _NoMode)
 HIGHER_ORDER: Any = find("torch._ops:HigherOrderOperator", _Nothing)
 OVERLOAD: Any = find("torch._ops:OpOverload", type(torch.ops.aten.add.Tensor))
 FAKE: Any = find("torch._subclasses.fake_tensor:FakeTensor", _Nothing)
 GRAD_SWITCH: Any = find("torch._C:_set_grad_enabled", _switch_grad)
-#: What a class of tensors has in the place of a `__torch_function__` that does nothing.
+#: The `__torch_function__` of a tensor class that overrides nothing.
 NO_FUNCTION: Any = find("torch._C:_disabled_torch_function_impl", None)
-#: `torch.tensor` in a graph of Dynamo's: of a constant, and of a number that changes.
+#: `torch.tensor` in a graph of Dynamo: for a constant, and for a number that changes.
 MAKE_TENSOR = tuple(
     x for x in (torch.tensor, find("torch._refs:tensor", None)) if x is not None
 )
 
 
 def negated_view(t: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor's memory that reads it negated, as `x.conj().imag` does."""
+    """Return a view that reads a tensor's memory negated, as `x.conj().imag` does."""
     view = find("torch:_neg_view", None)
     if view is None:
         raise EagerOnly(f"torch {torch.__version__} has no _neg_view")
@@ -75,10 +75,10 @@ def BOUND_OPS() -> None:
 
 
 def bound_op(func: Callable[..., Any]) -> Callable[..., Any]:
-    """An overload of an ATen op as the function of C that it calls.
+    """Return the C function that an overload of an ATen op calls.
 
-    Relies on `OpOverload.__call__` calling `_op` and nothing else (torch 2.11 to
-    2.15). What is no such overload, or has no `_op`, is called as it is.
+    Relies on `OpOverload.__call__` calling `_op` and nothing else (torch 2.11 to 2.15).
+    Any other function, or one without `_op`, is returned unchanged.
     """
     if type(func) is not OVERLOAD or not BOUND_OPS.available():
         return func
@@ -99,7 +99,7 @@ def METADATA() -> None:
 
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A fast `check(*tensors)`: dtype, device, sizes and strides as these have now.
+    """Return a fast `check(*tensors)`: dtype, device, sizes and strides are unchanged.
 
     Relies on Dynamo's TensorGuards (C++); without it, compares in Python.
     """
@@ -107,7 +107,7 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         return lambda: True
     kind = find("torch._C._dynamo.guards:TensorGuards", None)
     if kind is not None and METADATA.available():
-        # torch types these as flat lists; a list for each tensor is what they take
+        # torch annotates these as flat lists, but takes a list for each tensor
         sizes: list[Any] = [list(t.shape) for t in tensors]
         strides: list[Any] = [list(t.stride()) for t in tensors]
         try:
@@ -137,7 +137,7 @@ def DEVICE_HINTS() -> None:
 
 @contextlib.contextmanager
 def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
-    """Let shape rules know which device a tensor without memory stands for.
+    """Give shape rules the device that a meta tensor represents.
 
     `device_of(t)` is its name, such as "cpu". The strides of decompositions depend on
     it, and the bits of products of their results on the strides. Relies on
@@ -160,11 +160,11 @@ def shapes_of(device_of: Callable[[torch.Tensor], str]) -> Iterator[None]:
 
 
 def wraps_others(t: torch.Tensor) -> bool:
-    """Does a tensor stand for others, so that its own address means nothing?
+    """Is a tensor a wrapper of others, whose own address means nothing?
 
-    DTensor and its like, fake and functional tensors, those within a transform. Relies
-    on the dispatch key by which ATen knows that Python decides what a call does, and on
-    two functions that tell of wrappers in C++; where these are missing, on the key
+    These are DTensor and its like, fake and functional tensors, and tensors within a
+    transform. Relies on the dispatch key by which ATen calls Python, and on two
+    functions that detect wrappers in C++. If these are missing, relies on the key
     alone.
     """
     if type(t) not in (torch.Tensor, torch.nn.Parameter):
@@ -185,13 +185,16 @@ def _wrapped() -> tuple[Callable[[torch.Tensor], bool], ...]:
 
 
 def bump_versions(tensors: Sequence[torch.Tensor]) -> None:
-    """Tell autograd that tensors were changed in place, as an ATen call would."""
+    """Report to autograd that tensors were changed in place, as an ATen call would."""
     if tensors:
         torch.autograd.graph.increment_version(tensors)
 
 
 def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    """Where the bits of two tensors differ (NaN equals NaN), in words; or None."""
+    """Describe the first difference in the bits of two tensors, or return None.
+
+    NaN equals NaN.
+    """
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}"
     if got.is_complex():
@@ -222,7 +225,7 @@ class LibraryStruct(ctypes.Structure):
 
 @functools.cache
 def _library_functions(symbols: tuple[str, ...]) -> Any:
-    """Addresses of functions that libtorch_cpu exports; 0 for those it does not."""
+    """Return addresses of functions that libtorch_cpu exports; 0 for missing ones."""
     functions = (ctypes.c_void_p * max(1, len(symbols)))()
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
@@ -246,9 +249,9 @@ def VECTORS() -> None:
 
 
 def torch_library_exports(*symbols: str) -> None:
-    """Check that libtorch_cpu can be opened, and note which functions it exports.
+    """Check that libtorch_cpu can be opened, and record which functions it exports.
 
-    Raises Missing where it cannot be opened: a torch that is built without MKL exports
+    Raises Missing if it cannot be opened. A torch that is built without MKL exports
     none of these, and eager does not call them either.
     """
     try:
@@ -259,10 +262,11 @@ def torch_library_exports(*symbols: str) -> None:
 
 @functools.cache
 def vector_library(symbols: tuple[str, ...] = ()) -> LibraryStruct:
-    """The vector functions that eager's CPU kernels call, in the order of `symbols`.
+    """Return the vector functions that eager's CPU kernels call, in the order of
+    `symbols`.
 
-    Relies on libtorch_cpu exporting the names of MKL and Sleef; where it does not,
-    generated code calls the functions of the C library, and correctly rounded roots.
+    Relies on libtorch_cpu exporting the names of MKL and Sleef. Otherwise generated
+    code calls the functions of the C library, and correctly rounded roots.
     """
     roots = _library_functions(("vmsSqrt", "vmdSqrt"))
     vector = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32

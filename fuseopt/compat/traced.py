@@ -1,4 +1,4 @@
-"""Call the code that Dynamo has compiled without torch.compile's work at each call."""
+"""Call code that Dynamo has compiled without torch.compile's overhead at each call."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def STANCE() -> None:
 
 
 def stance() -> str:
-    """What `torch.compiler.set_stance` told Dynamo last; "other": another backend, or
-    torch does not say.
+    """Return the stance last set with `torch.compiler.set_stance`.
+
+    "other" for a stance with a backend, or if torch does not report it.
     """
     if not (STANCE.there or STANCE.available()):
         return "other"
@@ -49,34 +50,34 @@ def _eval_frame() -> Any:
 
 
 def must_fail() -> bool:
-    """Was Dynamo told to fail rather than to trace anew, at all or beyond its limit?"""
+    """Must Dynamo fail rather than trace anew, at all or beyond its limit?"""
     config = find("torch._dynamo:config", None)
     asked = getattr(config, "fail_on_recompile_limit_hit", False)
     return bool(asked) or stance() == "fail_on_recompile"
 
 
-#: Dynamo's error where it has traced a function as often as it does, and its base.
+#: Dynamo's error at its recompile limit, and the base class.
 _LIMIT, _ANY = "FailOnRecompileLimitHit", "TorchDynamoException"
 
 
 @functools.cache
 def dynamo_errors() -> tuple[type[Exception], ...]:
-    """What Dynamo raises where it does not trace what it was told to trace whole.
+    """Return the errors that Dynamo raises if it cannot trace a function whole.
 
-    Relies on the class of its errors, and on that of another which is none of them;
-    classes that there are not are left out.
+    Relies on the class of its errors, and on another class outside of it; missing
+    classes are left out.
     """
     names = (f"torch._dynamo.exc:{name}" for name in (_ANY, _LIMIT))
     return tuple(x for name in names if (x := find(name, None)))
 
 
 def is_limit(error: BaseException) -> bool:
-    """Has Dynamo traced a function as often as it does?"""
+    """Did Dynamo hit its recompile limit?"""
     return type(error).__name__ == _LIMIT
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's first line, or its type where it says nothing."""
+    """Return an error's first line, or its type if it has no text."""
     if is_limit(error):
         return "it reached Dynamo's recompile limit"
     return str(error).strip().partition("\n")[0] or type(error).__name__
@@ -96,30 +97,29 @@ def DIRECT_CALLS() -> None:
 
 
 class Traced:
-    """A function of `self` alone, with what Dynamo has compiled for it.
+    """A function of `self` alone, with Dynamo's compilations of it.
 
-    `compiled`: what torch.compile made of it. A call does what `compiled(x)` does, but
-    where one of the graphs fits, its code runs at once: the same guards are asked, the
-    same code is run, and what torch.compile sets and sets back around each call, for
-    the case that it traces, is left out. Relies on how Dynamo keeps what it compiled
-    with a code object; where it does not so, `compiled` is called.
+    `compiled`: the result of torch.compile. A call has the effect of `compiled(x)`. If
+    a graph's guards hold, its code runs at once: the same guards, the same code. This
+    omits what torch.compile sets and resets around each call in case it traces. Relies
+    on how Dynamo keeps compilations with a code object; otherwise `compiled` is called.
     """
 
     def __init__(
         self, compiled: Callable[..., Any], function: Any, times: int = 1
     ) -> None:
         self.compiled = compiled
-        #: how many times as often as any function Dynamo may trace this one
+        #: the factor by which this function may exceed Dynamo's recompile limit
         self.times = times
         self.function = function
-        #: what guards are asked of besides `self`
+        #: the arguments of guards besides `self`
         self.closed = {
             name: cell.cell_contents
             for name, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=True
             )
         }
-        #: of each graph: who has its guards, what asks them, its code as a function
+        #: for each graph: the owner of its guards, their check, its code as a function
         self.known: list[tuple[Any, Callable[[Any], bool], Callable[[Any], Any]]] = []
 
     def __call__(self, x: Any) -> Any:
@@ -144,7 +144,9 @@ class Traced:
         return result
 
     def fitting(self, x: Any) -> list[int]:
-        """Which of the graphs have guards that hold for `x`, as far as can be known."""
+        """Return the indices of the graphs whose guards hold for `x`, as far as
+        possible.
+        """
         arguments = {"self": x, **self.closed}
         return [
             i
@@ -153,7 +155,7 @@ class Traced:
         ]
 
     def _note(self) -> None:
-        """Take over the graphs that Dynamo now has for the function."""
+        """Collect the graphs that Dynamo now has for the function."""
         graphs: list[Any] = []
         self.known = graphs
         if not DIRECT_CALLS.available():
@@ -170,9 +172,10 @@ class Traced:
             DIRECT_CALLS.broke(error)
 
     def _called(self, code: types.CodeType) -> Callable[[Any], Any]:
-        """What was compiled, as a function that calls its graph itself.
+        """Return the compiled code as a function that calls its graph directly.
 
-        For Dynamo the graph is within what keeps Dynamo away, which is away here.
+        Dynamo wraps the graph in a function that keeps Dynamo away; that is omitted
+        here.
         """
         function = self.function
         names = dict(function.__globals__)
@@ -186,7 +189,7 @@ class Traced:
 
 
 def traced_by_nobody() -> bool:
-    """Does neither Dynamo nor another tracer follow what is called now?"""
+    """Is neither Dynamo nor another tracer active for this call?"""
     try:
         callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
         fx_traces = _fx_traces()
@@ -199,7 +202,7 @@ def traced_by_nobody() -> bool:
 
 @functools.cache
 def _fx_traces() -> Callable[[], bool] | None:
-    """Does torch.fx trace in this thread? None where torch does not say."""
+    """Return a function: does torch.fx trace in this thread? None if torch has none."""
     asked = find("torch.fx._symbolic_trace:_get_is_fx_tracing", None)
     if asked is not None:
         return asked  # type: ignore[no-any-return]
@@ -212,7 +215,7 @@ def _fx_traces() -> Callable[[], bool] | None:
 
 
 def _more_traces(times: int) -> contextlib.AbstractContextManager[Any]:
-    """Let Dynamo trace a function some times as often as it does any."""
+    """Raise Dynamo's recompile limit by a factor."""
     config = find("torch._dynamo:config", None)
     if times == 1 or not hasattr(config, "recompile_limit"):
         return contextlib.nullcontext()
@@ -220,8 +223,9 @@ def _more_traces(times: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def _no_records() -> contextlib.AbstractContextManager[Any]:
-    """Let Dynamo write no marks for profilers into what it compiles: of a small step
-    they are a tenth. Where it has no such setting, it writes what it will.
+    """Omit profiler marks from compiled code: a tenth of the time of a small step.
+
+    Without such a setting, Dynamo writes its marks.
     """
     config = find("torch._dynamo:config", None)
     if not hasattr(config, "record_runtime_overhead"):

@@ -1,4 +1,4 @@
-"""What is set in a thread while Dynamo traces a step."""
+"""State of a thread while Dynamo traces a step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import torch
 
 
 class Tracing(threading.local):
-    """What was set for the trace that runs in this thread, for one thread alone.
+    """State of the trace that runs in this thread.
 
-    `hooked`: what stands for the trace while hooks are in force for it. `patches`: what
-    is to be taken back when it ends. `own`: is the step that of an
-    optimizer that is not torch's? `owners`: whose steps they are. `counted`: integers
-    that are to be symbols; `asks`: does the trace hold only for some of their values?
-    `constants`: are numbers constants, as Dynamo has them?
-    `symbols`: where the numbers are found that the trace has as symbols. `as_if`:
-    how many steps run, one within the other, as if they were compiled? `stores`: the
-    attributes of optimizers that the trace writes; `stored`: those that are kept.
-    `given`: what stands for optimizers in a step that fuseopt has Dynamo trace. `cuts`:
-    where Dynamo ends graphs, while somebody wants to know. `refusal`: why the trace was
-    refused, until Dynamo has ended the graph there. `writing`: does Dynamo write down
-    what the step leaves behind?
+    `hooked`: a token of the trace while hooks are in force for it.
+    `patches`: contexts to leave when it ends.
+    `own`: True for the step of an optimizer outside of torch.
+    `owners`: the optimizers of the step.
+    `counted`: integers that are to be symbols; `asks`: True if the trace holds only for
+        some of their values.
+    `constants`: True if numbers are constants, as in Dynamo.
+    `symbols`: the sources of the trace's symbols.
+    `as_if`: the number of nested steps that run as if they were compiled.
+    `stores`: the attributes of optimizers that the trace writes; `stored`: those that
+        are kept.
+    `given`: stand-ins of optimizers in a step that fuseopt makes Dynamo trace.
+    `cuts`: graph breaks, while a caller collects them.
+    `refusal`: why the trace was refused, until Dynamo has ended the graph there.
+    `writing`: True while Dynamo writes down the step's side effects.
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,7 @@ class Tracing(threading.local):
         self.writing = False
 
     def leave(self) -> None:
-        """Take back what was set for a trace, which has ended."""
+        """Reset the state after a trace has ended."""
         self.owners = []
         self.refusal = ""
         self.stores, self.stored = set(), set()
@@ -60,5 +63,5 @@ def traces_step() -> bool:
 
 
 def traces_own() -> bool:
-    """Is it the step of an optimizer that is not torch's own?"""
+    """Is it the step of an optimizer outside of torch?"""
     return tracing.own and traces_step()

@@ -1,9 +1,8 @@
-"""What the patches of Dynamo have learned in this process, in one object.
+"""Facts that the patches of Dynamo collect in this process, in one object.
 
-Whoever asks Dynamo to do something otherwise while it traces has nowhere else to keep
-what it has learned: the patched functions outlive every trace and every optimizer. All
-of it is weak: it goes with the code and the optimizers that it tells of. What belongs
-to the trace that is under way in a thread is in tracing.py.
+The patched functions outlive every trace and every optimizer, so they need such a
+place. All references are weak: an entry ends with its code or optimizer. State of the
+running trace of a thread is in tracing.py.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ from torch.optim import Optimizer
 
 
 def _to_nobody(*_: Any) -> None:
-    """Nobody wants to be told."""
+    """Do nothing, before a callback is registered."""
 
 
 class Watched:
-    """What is known of code and optimizers that Dynamo has traced.
+    """Facts about code and optimizers that Dynamo has traced.
 
-    `meetings`: by code and instruction, where the ways of a branch meet. `one_way`: by
-    code, the instructions of branches both of whose ways cannot be traced. `counters`:
-    by code, patterns of where the integers are found that it counts. `refused`: why
-    Dynamo may not trace the steps of optimizers, which showed while it did. `shadows`:
-    by what stands for an optimizer in a trace, its shadow, weakly. `plain`: the plain
-    code of steps. `tell_of_...`: whom to call when Dynamo ends a graph,
-    reaches its limit, or fails, and when a trace is refused. `ask`: has Dynamo say when
-    it traces.
+    `meetings`: by code and instruction, where the ways of a branch meet.
+    `one_way`: by code, the instructions of branches both of whose ways cannot be
+        traced.
+    `counters`: by code, patterns of the sources of integers that it counts.
+    `refused`: why Dynamo may not trace the steps of optimizers, as a trace has shown.
+    `shadows`: by the stand-in of an optimizer in a trace, its shadow, weakly.
+    `plain`: the plain code of steps.
+    `tell_of_...`: callbacks for graph breaks, the recompile limit, failures of Dynamo,
+        and refused traces.
+    `ask`: registers for the start of each trace.
     """
 
     def __init__(self) -> None:

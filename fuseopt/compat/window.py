@@ -1,13 +1,13 @@
-"""The time in which fuseopt traces: Dynamo begins, hooks are in force, Dynamo ends.
+"""Window in which fuseopt traces: hooks are in force from Dynamo's begin to its end.
 
-Dynamo calls whoever asked for it when it begins to trace and when it has ended, under
-the lock that it traces under. In between, where it traces for fuseopt, all hooks of
-patches.py are in force; other threads that want to trace wait for the lock. At any
-other time torch is as it was imported.
+Dynamo calls registered callbacks when it begins to trace and when it has ended, under
+its compile lock. In between, if it traces for fuseopt, all hooks of patches.py are in
+force; other threads that want to trace wait for the lock. At any other time torch is as
+it was imported.
 
-`torch._dynamo.reset()` forgets who asked, and an interrupt may spoil Dynamo's count of
-traces, so that nobody is called. Then the backend gets a graph that was traced without
-hooks: it asks again, and has Dynamo begin that trace anew.
+`torch._dynamo.reset()` drops the callbacks, and an interrupt may spoil Dynamo's count
+of traces, so that no callback runs. Then the backend gets a graph that was traced
+without hooks. It registers again, and makes Dynamo begin that trace anew.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .owners import (
 from .patches import patches
 from .tracing import tracing
 
-#: In this attribute of its handler Dynamo counts the traces that are under way.
+#: The attribute of its handler in which Dynamo counts the running traces.
 COUNT = "_CompilationCallbackHandler__pending_callbacks_counter"
 
 
@@ -65,8 +65,8 @@ class Window:
     """Follows Dynamo's traces for one backend.
 
     check: called with each optimizer whose step Dynamo begins to trace; an exception
-    reaches the caller of the step before anything ran. keep: the reason why code that
-    holds an optimizer is to run in eager, or "".
+    reaches the caller of the step before anything ran. keep: returns the reason why
+    code that holds an optimizer must run in eager, or "".
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Window:
         self.backend = backend
         self.check = check
         self.keep = keep
-        # a callback may run while Dynamo is tracing: it must not trace this too
+        # a callback may run while Dynamo is tracing, and must not be traced too
         disable: Any = torch.compiler.disable
         self._began, self._ended = disable(self._begin), disable(self._end)
         self._handler: Any = None
 
     def ask(self) -> None:
-        """Ask Dynamo to say when traces begin and end, if it does not yet."""
+        """Register for the begin and the end of traces, unless registered already."""
         if not (TRACE_CALLBACKS.there or TRACE_CALLBACKS.available()):
             return
         handler = self._handler
@@ -100,7 +100,7 @@ class Window:
             TRACE_CALLBACKS.broke(error)
 
     def __enter__(self) -> None:
-        """Around a call of what Dynamo compiles: it may trace."""
+        """Register before a call of compiled code, which may trace."""
         self.ask()
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +108,7 @@ class Window:
             settle_interrupted()
 
     def _begin(self, notice: Any) -> None:
-        """Dynamo begins a trace: put hooks in force, if it is for this backend."""
+        """Put hooks in force if Dynamo begins a trace for this backend."""
         names = _trace()
         frame = names.get("frame")
         if frame is None and _is_of_a_frame(notice):
@@ -121,7 +121,7 @@ class Window:
         leave()
         tracing.hooked = token = object()
         patches.enter(token)
-        # also where an interrupt keeps Dynamo from saying that it has ended
+        # also if an interrupt keeps Dynamo from reporting its end
         with contextlib.suppress(TypeError):
             weakref.finalize(notice, patches.settle, token).atexit = False
         owner = frame.f_locals.get("self")
@@ -146,19 +146,19 @@ class Window:
                 tracing.patches.append(context)
 
     def _end(self, _: Any) -> None:
-        """Dynamo has ended a trace."""
+        """Leave the trace that Dynamo has ended."""
         leave()
 
     def resume(self) -> None:
-        """Called with a graph. Where Dynamo has traced it without hooks, put them in
-        force and begin the trace anew.
+        """Check a graph: if it was traced without hooks, begin its trace anew with
+        hooks.
         """
         if tracing.hooked or not TRACE_CALLBACKS.available():
             return
         names = _trace()
         frame, reasons = names.get("frame"), names.get("restart_reasons")
         if frame is None or not leads_to(names.get("compiler_fn"), self.backend):
-            return  # the backend was called by hand
+            return  # user code called the backend
         again = "fuseopt was not told of this trace"
         restart = find("torch._dynamo.exc:TensorifyScalarRestartAnalysis", None)
         log = _nearest("speculation_log")
@@ -172,18 +172,18 @@ class Window:
             setattr(handler, COUNT, _traces_under_way())
         log.clear()  # with hooks the trace takes another course
         with ends_pass():
-            self._follow(frame, reasons)  # which live as long as the trace goes on
+            self._follow(frame, reasons)  # these objects live as long as the trace
         raise restart(restart_reason=again)
 
 
 def _is_of_a_frame(notice: Any) -> bool:
-    """Is what Dynamo begins the trace of a function?"""
+    """Does Dynamo begin the trace of a function?"""
     trigger = getattr(notice, "callback_trigger", None)
     return getattr(trigger, "name", "DYNAMO") == "DYNAMO"
 
 
 def _trace() -> Any:
-    """The local variables of Dynamo's function that traces a frame, the nearest one."""
+    """Return the local variables of Dynamo's nearest function that traces a frame."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_locals.keys() >= {"frame", "compiler_fn"}:
         frame = frame.f_back
@@ -191,12 +191,12 @@ def _trace() -> Any:
 
 
 def frame_traced() -> Any:
-    """The frame that Dynamo traces now, in this thread; None if there is none."""
+    """Return the frame that Dynamo traces now in this thread, or None."""
     return _trace().get("frame")
 
 
 def _nearest(name: str) -> Any:
-    """The nearest local variable of this name among the callers, or None."""
+    """Return the nearest local variable of this name among the callers, or None."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and name not in frame.f_locals:
         frame = frame.f_back
@@ -204,7 +204,7 @@ def _nearest(name: str) -> Any:
 
 
 def _traces_under_way() -> int:
-    """How many traces go on in this thread, one within the other."""
+    """Return the number of nested traces that run in this thread."""
     trace = find("torch._dynamo.convert_frame:_compile", None)
     if trace is None:
         return 0
@@ -218,22 +218,23 @@ def _traces_under_way() -> int:
 
 
 def leave() -> None:
-    """Take back what was set for a trace of this thread, which has ended."""
+    """Reset the state of this thread's trace, which has ended."""
     if tracing.hooked is not None:
         patches.settle(tracing.hooked)
-        tracing.hooked = None  # an interrupt before this lets `__exit__` settle it
+        # after an interrupt before this line, `__exit__` settles it
+        tracing.hooked = None
     tracing.leave()
 
 
 def settle_interrupted() -> None:
-    """Put right what an interrupt has left of a trace that nobody goes on with.
+    """Repair the state that an interrupted trace has left.
 
-    Dynamo counts the traces that are under way, and calls whoever wants to know of the
-    first alone: an interrupt while it counts back would end that for ever, and
-    `torch._dynamo.reset()` would raise.
+    Dynamo counts the running traces, and calls back only for the first. An interrupt
+    while it counts down would end the callbacks for ever, and `torch._dynamo.reset()`
+    would raise.
     """
     if _traces_under_way():
-        return  # one is under way, and this is within it
+        return  # this runs within a trace
     leave()
     handler = find("torch._dynamo.callback:callback_handler", None)
     if getattr(handler, COUNT, 0) and not _others_trace():

@@ -1,4 +1,4 @@
-"""The private API of the two layers that torch puts around an optimizer's step."""
+"""Private API of the two layers that torch puts around an optimizer's step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .libraries import torch_library
 from .names import Missing, find
 from .traced import traced_by_nobody
 
-#: In C++: at::hasCallbacks(), is anyone told when functions begin and end?
+#: In C++: at::hasCallbacks(), which is true if callbacks observe functions.
 _CALLBACKS = "_ZN2at12hasCallbacksEv"
 
-#: The code of the layer that calls hooks and tells profilers.
+#: The code of the layer that calls hooks and notifies profilers.
 PROFILED = Optimizer.profile_hook_step(lambda: None).__code__
 _use_grad = find("torch.optim.optimizer:_use_grad_for_differentiable", None)
-#: The code of the layer that lets the grad mode be what `differentiable` says.
+#: The code of the layer that sets the grad mode by `differentiable`.
 GRAD_MODE = None if _use_grad is None else _use_grad(lambda: None).__code__
 _fallback = find("torch.optim.optimizer:_disable_dynamo_if_unsupported", None)
 #: The code of the layer that keeps a function away from Dynamo on some devices.
@@ -39,10 +39,10 @@ SORTS_BY_DIMS = tuple(
 
 
 def devices_with_lists() -> list[str]:
-    """The types of devices on which torch takes calls of lists by itself.
+    """Return the types of devices on which torch prefers foreach calls.
 
-    Relies on the function by which it chooses; where that is missing, those that have
-    kernels for lists since torch 2.6.
+    Relies on the function by which it chooses. If that is missing, returns those with
+    foreach kernels since torch 2.6.
     """
     supported = find(
         "torch.utils._foreach_utils:_get_foreach_kernels_supported_devices", None
@@ -52,7 +52,10 @@ def devices_with_lists() -> list[str]:
 
 @functools.cache
 def _has_callbacks() -> Callable[[], bool]:
-    """Has anyone asked to be told of functions? Tried on a profiler; else always."""
+    """Return a function: do callbacks observe functions? Tested on a profiler.
+
+    Without the C++ function, it returns True.
+    """
     try:
         function = getattr(torch_library("libtorch_cpu", ctypes.PyDLL), _CALLBACKS)
     except (OSError, AttributeError):
@@ -62,7 +65,7 @@ def _has_callbacks() -> Callable[[], bool]:
 
 
 def _monitored() -> bool:
-    """Does torch's monitor of GPUs run? It hears of `record_function` by itself."""
+    """Does torch's monitor of GPUs run? It observes `record_function` by itself."""
     monitor = sys.modules.get("torch.profiler._cupti_monitor")
     return getattr(monitor, "_monitor_singleton", monitor) is not None
 
@@ -83,10 +86,10 @@ def MODES() -> None:
 
 
 class _Sample(Optimizer):
-    """An optimizer to try things on: torch changes the class of what it makes."""
+    """Optimizer for tests, since torch changes the class of its optimizers."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Does nothing."""
+        """Do nothing."""
 
 
 @probed(
@@ -110,8 +113,9 @@ def HOOKS() -> None:
 
 
 def without_modes() -> bool:
-    """Is no mode of torch's on, and does nobody trace what is called? Relies on the
-    functions that tell how many modes there are; False where they are missing.
+    """Is no mode of torch and no tracer active?
+
+    Relies on the functions that count the modes; False if they are missing.
     """
     if not (MODES.there or MODES.available()):
         return False
@@ -123,8 +127,10 @@ def without_modes() -> bool:
 
 
 def unhooked(step_of: Optimizer) -> bool:
-    """Is there nothing around a step but marks for profilers: no hooks, no modes, and
-    nobody who traces what is called? Relies on the same.
+    """Is there nothing around a step but marks for profilers: no hooks, modes or
+    tracers?
+
+    Relies on the same functions as `without_modes`.
     """
     if not (HOOKS.there or HOOKS.available()):
         return False
@@ -144,8 +150,9 @@ def _hooks_of_all() -> Any:
 
 
 def ran(step_of: Optimizer) -> None:
-    """Show profilers that trace Python where a step was done, as torch's layer does;
-    nothing where torch has no such place.
+    """Show the step to profilers that trace Python, as torch's layer does.
+
+    Does nothing if torch has no such place.
     """
     place = getattr(step_of, "_optimizer_step_code", None)
     if place is not None:
@@ -153,9 +160,9 @@ def ran(step_of: Optimizer) -> None:
 
 
 def undisturbed(step_of: Optimizer) -> bool:
-    """May a step leave out torch's layer for hooks and profilers, and go unseen?
+    """May a step omit torch's layer for hooks and profilers, unobserved?
 
-    It may if there are no hooks, modes or profilers, and nobody traces what is called.
-    Relies on where torch keeps all that; where that is elsewhere, it may not.
+    It may if there are no hooks, modes, profilers or tracers. Relies on where torch
+    keeps these; False if they are elsewhere.
     """
     return unhooked(step_of) and not (_monitored() or _has_callbacks()())

@@ -70,9 +70,7 @@ def texts(saved: Saved) -> dict[str, tuple[str, str]]:
 
 
 def loaded(folder: Path) -> Saved:
-    """Load the graph of a folder. A pickle may run any code, so trust the folder
-    first.
-    """
+    """Load the graph of a folder that you trust: a pickle may run any code."""
     saved: Saved = pickle.loads((folder / GRAPH).read_bytes())
     return saved
 

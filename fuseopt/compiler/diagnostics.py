@@ -105,7 +105,7 @@ def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
 
 
 def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Has a parameter a gradient that only eager can take? Then that is reported."""
+    """Does a parameter have a gradient that only eager can take? Reports it."""
     why = _odd_gradient_of(optimizer)
     if why:
         tell_of_step(optimizer, why)

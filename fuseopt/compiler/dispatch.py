@@ -153,7 +153,7 @@ class EagerCalls:
         _warn_of(error, self.config)
         where = _elsewhere(self.config, str(error), eager=True)
         text = f"A call runs in {where}: {error}"
-        if text not in self.told:  # many calls may do so
+        if text not in self.told:  # many calls may have the same reason
             self.told.add(text)
             self.tell(Report(fallback=text))
 

@@ -36,7 +36,9 @@ def new_folder(parent: str) -> Path:
 
 
 def layout_text(source: Source) -> str:
-    """The launch layout as lines: slots, scalars and lane values of each variant."""
+    """Return the launch layout as lines: slots, scalars and lane values of each
+    variant.
+    """
     lines = [f"target {source.target}, entry {source.entry}"]
     for number, v in enumerate(source.layout):
         lines.append(

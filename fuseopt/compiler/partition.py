@@ -44,7 +44,7 @@ RANDOM = (
     "rand dropout bernoulli multinomial normal uniform exponential cauchy geometric "
     "poisson gumbel rrelu"
 ).split()
-#: Calls that differentiate what the graph recorded.
+#: Calls that differentiate the graph's record.
 BACKWARD = frozenset({"grad", "backward"})
 DETACHING = frozenset({"detach", "_get_data_attr"})
 
@@ -150,7 +150,7 @@ class _Facts:
         tensors = [*own_tensors, *(a for a in args if isinstance(a, torch.Tensor))]
         grads = any(t.requires_grad for t in tensors)
         inputs: set[int] = set()
-        self.targets: dict[Node, list[Node]] = {}  # what a call writes
+        self.targets: dict[Node, list[Node]] = {}  # the arguments that a call writes
         self.tensors = any(t.dim() for t in tensors)
         self.parameters: set[int] = set()  # storages of inputs that require gradients
         for n in self.nodes:
@@ -161,7 +161,8 @@ class _Facts:
         self.recording: dict[Node, bool] = {}
         self.recorded: set[Node] = set()
         self.calls: list[Node] = []
-        self.writes: list[Node] = []  # calls that write memory of before the graph
+        # calls that write memory that existed before the graph
+        self.writes: list[Node] = []
         self.local: set[int] = set()  # storages made and changed by the graph itself
         self.entry = mode = torch.is_grad_enabled()
         for n in self.nodes:
@@ -315,7 +316,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
             return Decision("eager", f"{why}, and computes only numbers")
         return Decision("fallback", why)
     if any(map(_nests, facts.calls)):
-        # calls enter and leave levels of transforms: no part can run alone
+        # such calls enter and leave levels of transforms: no part can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
         return Decision("eager", why)
     if any(n in facts.recorded for n in facts.writes):

@@ -252,7 +252,7 @@ class _Building:
 
 
 def _machine(config: Config) -> Machine:
-    """The scheduler's Machine: C++ kernels run in blocks, Triton kernels do not."""
+    """Return the scheduler's Machine: only C++ kernels run in blocks."""
     target = target_of(config, CPU)
     return Machine(run_tables.BLOCK if target.name == "cpp" else 0)
 

@@ -1,1 +1,1 @@
-"""What a step is: graphs of bodies over lanes, how they are checked, shown and run."""
+"""Intermediate representation of a step: graphs of bodies over lanes, and checks."""

@@ -1,8 +1,8 @@
-"""Buffers -> may they share memory?
+"""Alias analysis: which buffers may share memory.
 
-`may_share` proves two strided buffers apart or says yes; `overlaps` asks it of all
-buffers of all storages. Everything that needs to know what a write may change asks
-here: capture's versions, the scheduler's order, the checks.
+`may_share` proves that two strided buffers are disjoint, or returns True. `overlaps`
+applies it to all buffers of all storages. Capture's versions, the scheduler's order and
+the checks depend on this analysis.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from operator import attrgetter
 
 from .graph import DTYPE_BYTES, Buffer, span
 
-#: Steps after which the search of `may_share` gives up, and so says yes.
+#: The number of steps after which the search of `may_share` gives up and returns True.
 SEARCH = 64
 
 
 def may_share(a: Buffer, b: Buffer) -> bool:
     """May two buffers of one storage have a byte in common? False is a proof.
 
-    Their elements lie at sums of strides times indices. Looked for are two indices
-    whose elements meet, largest stride first: of each only the few multiples count that
-    what is left can still make up for, and what is left must be a multiple of the
-    strides' common divisor. That tells columns of a matrix apart, or even elements and
-    odd ones.
+    Elements lie at sums of strides times indices. The search looks for two indices
+    whose elements meet, with the largest stride first. For each stride, only multiples
+    count that the smaller strides can compensate. The remaining distance must be a
+    multiple of the strides' common divisor, which separates columns of a matrix, or
+    even and odd elements.
     """
     (a0, a1), (b0, b1) = span(a), span(b)
     if a0 >= b1 or b0 >= a1:
         return False
     if _one_block(a) and _one_block(b):
-        return True  # without gaps their ranges say all
+        return True  # without gaps, overlapping ranges share memory
     size, other = DTYPE_BYTES[a.dtype], DTYPE_BYTES[b.dtype]
     common = math.gcd(
         *(s * size for s, n in zip(a.stride, a.shape, strict=True) if n > 1),
@@ -51,7 +51,7 @@ def may_share(a: Buffer, b: Buffer) -> bool:
         for s in sorted(low.keys() | high.keys(), reverse=True)
         if s and (low.get(s) or high.get(s))
     ]
-    # what the strides from k on can add up to, at least and at most; their divisor
+    # the least and largest sum of the strides from k on, and their divisor
     rest = [(0, 0, 0)]
     for s, few, many in reversed(steps):
         least, most, divisor = rest[-1]
@@ -91,7 +91,7 @@ def _one_block(b: Buffer) -> bool:
 
 
 def self_overlaps(b: Buffer) -> bool:
-    """May two elements of a buffer lie in one place? False is a proof."""
+    """May two elements of a buffer have one place in memory? False is a proof."""
     reach = 0
     for s, n in sorted(zip(b.stride, b.shape, strict=True)):
         if n > 1:
@@ -102,7 +102,7 @@ def self_overlaps(b: Buffer) -> bool:
 
 
 def shared_storages(buffers: Sequence[Buffer]) -> frozenset[int]:
-    """The storages that several buffers lie in."""
+    """Return the storages that hold several buffers."""
     counts = Counter(map(attrgetter("storage"), buffers))
     if len(counts) == len(buffers):
         return frozenset()
@@ -110,9 +110,10 @@ def shared_storages(buffers: Sequence[Buffer]) -> frozenset[int]:
 
 
 def overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
-    """For each buffer, the other buffers that may share memory with it.
+    """Return, for each buffer, the other buffers that may share memory with it.
 
-    Linear where storages hold one buffer or disjoint ranges, which is nearly always.
+    The cost is linear where storages hold one buffer or disjoint ranges, the usual
+    case.
     """
     overlapping: dict[int, list[int]] = {}
     shared = shared_storages(buffers)
@@ -124,7 +125,7 @@ def overlaps(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
             by_storage[buffer.storage].append(index)
     for members in by_storage.values():
         spans = sorted((*span(buffers[m]), m) for m in members)
-        active: list[tuple[int, int]] = []  # (end, buffer) that may reach further
+        active: list[tuple[int, int]] = []  # (end, buffer) that may overlap later ones
         for start, end, member in spans:
             active = [(e, m) for e, m in active if e > start]
             if start == end:

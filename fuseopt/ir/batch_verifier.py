@@ -1,7 +1,8 @@
-"""Batches and stacks -> nothing, or a GraphError that names what is broken.
+"""Verify batches and stacks: raise a GraphError that names the broken invariant.
 
-That a batch does what its rows do is not shown here: a probe compares bits (see
-docs/numerics.md). What is: no row depends on another, and rows lie where it says.
+This does not prove that a batch computes what its rows compute; a probe compares the
+bits (see docs/numerics.md). It proves that no row depends on another, and that rows lie
+where the batch places them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .products import Operand
 def check_batches(
     graph: Graph, schedule: Schedule, near: Mapping[int, Sequence[int]]
 ) -> None:
-    """Raise GraphError at the first stack or batch that is malformed."""
+    """Raise GraphError at the first malformed stack or batch."""
     _check_stacks(graph, schedule)
     for batch in schedule.batches:
         _check_rows(graph, batch, near)
@@ -146,7 +147,7 @@ def _check_stacks(graph: Graph, schedule: Schedule) -> None:
 
 
 def _check_rows(graph: Graph, batch: Batch, near: Mapping[int, Sequence[int]]) -> None:
-    """No row touches what another one writes."""
+    """Check that no row touches memory that another row writes."""
     require(len(batch.externs) > 1, f"{batch.name}: a batch of one row")
     writer: dict[int, int] = {}
     for row, extern in enumerate(batch.externs):
@@ -167,7 +168,7 @@ def _check_rows(graph: Graph, batch: Batch, near: Mapping[int, Sequence[int]]) -
 def _check_operand(
     graph: Graph, schedule: Schedule, batch: Batch, operand: Operand
 ) -> None:
-    """The rows of an operand lie in its stack, one behind the other."""
+    """Check that the rows of an operand lie in its stack, one after another."""
     require(
         len(operand.buffers) == len(batch.externs),
         f"{batch.name}: {len(operand.buffers)} matrices for {len(batch.externs)} rows",

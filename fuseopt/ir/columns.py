@@ -1,8 +1,8 @@
-"""Nodes as they were recorded, one for each list index -> nodes with a row for each.
+"""Merge recorded nodes, one for each list index, into nodes with a row for each.
 
-This is where lanes are found to be alike, once: the positions of one call of lists are
-rows of one node, and so are the rounds of a loop over lanes that do the same to memory
-of their own. Where rows would depend on one another there is a node for each.
+Here lanes are recognized as alike, once. The positions of one foreach call become rows
+of one node. So do the iterations of a loop over lanes that run the same bodies on
+disjoint memory. Rows that depend on one another stay separate nodes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .graph import (
 )
 from .sets import UnionFind
 
-#: A node on its way: with its rows, or with one that has no columns yet.
+#: A node during the merge: with its columns, or one row without columns.
 Part = Row | ForeachSchedulerNode
 
 
 def columns(
     recorded: Iterable[Row], values: Sequence[int], buffers: Sequence[Buffer]
 ) -> tuple[Node, ...]:
-    """Recorded nodes, in program order -> the nodes of a Graph that does the same."""
+    """Merge recorded nodes, in program order, into the nodes of an equivalent Graph."""
     near = overlaps(buffers)
     parts: list[Part] = []
     for _, call in groupby(recorded, _call):
@@ -47,13 +47,13 @@ def columns(
 
 
 def _call(node: Row) -> tuple[bool, int]:
-    """What the positions of one call have in common, and nothing else."""
+    """Return a key that the positions of one call share, and no other nodes."""
     alone = isinstance(node, Extern)
     return alone, node.payload if isinstance(node, Extern) else node.call
 
 
 def stacked(rows: Sequence[SchedulerNode]) -> ForeachSchedulerNode:
-    """Recorded nodes of one body -> one node with a row for each."""
+    """Merge recorded nodes of one body into one node with a row for each."""
     _, reads, scalars, writes, _, _, dims = zip(*rows, strict=True)
     first = rows[0]
     return ForeachSchedulerNode(
@@ -73,7 +73,7 @@ def stacked(rows: Sequence[SchedulerNode]) -> ForeachSchedulerNode:
 def _of_call(
     rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
 ) -> list[Part]:
-    """The nodes of one call: one, unless its positions differ or meet in memory."""
+    """Return the nodes of one call: one, unless positions differ or share memory."""
     if all(n.body is rows[0].body for n in rows):
         node = stacked(rows)
         if _independent(node, values, near):
@@ -85,7 +85,7 @@ def _of_call(
 def _independent(
     node: ForeachSchedulerNode, values: Sequence[int], near: dict[int, list[int]]
 ) -> bool:
-    """Does surely no row touch memory that another row writes?"""
+    """Is it certain that no row touches memory that another row writes?"""
 
     def memory(columns: Iterable[Column]) -> list[Column]:
         return [tuple([values[v] for v in c]) for c in columns]
@@ -105,10 +105,10 @@ def _independent(
 def _in_order(
     rows: Sequence[SchedulerNode], values: Sequence[int], near: dict[int, list[int]]
 ) -> list[list[SchedulerNode]]:
-    """Nodes of one body together, each behind all that it depends on."""
+    """Group nodes of one body, each group after all groups that it depends on."""
     groups: list[list[SchedulerNode]] = []
     last: dict[int, int] = {}  # by body
-    wrote: dict[int, int] = {}  # buffer -> the last node that did
+    wrote: dict[int, int] = {}  # buffer -> the last group that wrote it
     touched: dict[int, int] = {}
     for n in rows:
         read, written = [values[v] for v in n.reads], [values[v] for v in n.writes]
@@ -137,7 +137,7 @@ def _in_order(
 def _of_loops(
     parts: list[Part], values: Sequence[int], buffers: Sequence[Buffer]
 ) -> list[Part]:
-    """The same nodes, those of alike rounds of a loop as rows of one."""
+    """Merge equal iterations of a loop into the rows of one node; keep other nodes."""
     bodies = Counter([id(n.body) for n in parts if isinstance(n, SchedulerNode)])
     if max(bodies.values(), default=0) < 2:
         return parts
@@ -161,16 +161,17 @@ def _of_loops(
 def _islands(
     parts: Sequence[Part], values: Sequence[int], buffers: Sequence[Buffer]
 ) -> list[list[int]]:
-    """Nodes that meet in memory that somebody writes, by their first node. Those of two
-    islands do not know of each other: they may go in any order.
+    """Return groups of nodes that share written memory, by their first node.
+
+    Nodes of two islands are independent, so they may run in any order.
     """
     storage = [b.storage for b in buffers]
     written = {storage[values[v]] for n in parts for v in _writes(n)}
     numbers = {s: k for k, s in enumerate(written)}
-    #: of each value, the number of its storage; -1 if nobody writes there
+    #: the number of each value's storage; -1 if nothing writes it
     place = [numbers.get(storage[b], -1) for b in values]
     sets = UnionFind(len(numbers) + 1)
-    ordered = len(numbers)  # calls that keep their order touch this, so to speak
+    ordered = len(numbers)  # a pseudo-storage that all ordered calls touch
     at: list[int] = []
     for n in parts:
         touched = [place[v] for v in _writes(n)]
@@ -197,8 +198,10 @@ def _writes(part: Part) -> Iterable[int]:
 
 
 def _form(island: Sequence[Part]) -> tuple[int, ...] | None:
-    """Bodies, and which operand is which value, counted from the island's first; None
-    for one that is no round of a loop.
+    """Return a key of an island's bodies and value pattern.
+
+    Values are counted from the island's first. Returns None if it is no iteration of a
+    loop.
     """
     form: list[int] = []
     local: dict[int, int] = {}

@@ -1,9 +1,9 @@
-"""Graph, Schedule -> None if they do the same, or where they differ.
+"""Prove that a Schedule is equivalent to its Graph, or find the first difference.
 
-Both are run on *terms* instead of numbers (a term is a node of one shared expression
-tree), and each buffer must end with the same term. That sees dependencies, order,
-dropped and doubled effects at once, and so it sees the order of blocks and temps that
-follow each other in one place. Its cost is linear.
+Both run on *terms* instead of numbers, and each buffer must end with the same term. A
+term is a node of one shared expression tree. This covers dependencies, order, dropped
+and doubled effects, the order of blocks, and temps that reuse one place. The cost is
+linear.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class _Terms:
 
 
 class _Arena:
-    """Which storages have their places in an arena now: a write takes away what lay
-    there before.
+    """The storages that currently occupy their places in an arena.
+
+    A write evicts the storages that occupied its place before.
     """
 
     def __init__(self, graph: Graph, offsets: dict[int, int]) -> None:
@@ -56,7 +57,7 @@ class _Arena:
         self.places = {
             s: (at, at + storage_bytes(members[s])) for s, at in offsets.items()
         }
-        #: those that are there: first byte, end and storage of each, in order
+        #: the present ones: first byte, end and storage of each, in order
         self.owners: list[tuple[int, int, int]] = []
 
     def has(self, storage: int) -> bool:
@@ -78,11 +79,11 @@ class _Arena:
 
 
 class _Memory:
-    """What every buffer holds, as a term.
+    """Contents of every buffer, as a term.
 
-    Behind a write through an overlapping buffer stands the old term with a list of what
-    was laid over it; layers that do not touch each other have one order. `offsets`: the
-    places of storages in an arena.
+    A write through an overlapping buffer adds a layer over the old term. Layers that do
+    not touch each other have one canonical order. `offsets`: the places of storages in
+    an arena.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class _Memory:
         self.base = [terms.make("entry", b) for b in range(len(graph.buffers))]
         self.layers: dict[int, list[tuple[int, int]]] = {}
         self.arena = _Arena(graph, offsets)
-        # of no bytes nothing is lost
+        # storages without bytes cannot be overwritten
         places = self.arena.places
         self.placed = {
             b: x.storage
@@ -137,8 +138,9 @@ def _instr_terms(
     one: Iterable[bool],
     dims: tuple[int, ...],
 ) -> list[int]:
-    """The term of each instruction. `one[x]`: does %x see a single element? `dims`:
-    what reductions take away.
+    """Return the term of each instruction.
+
+    `one[x]`: True if %x works on a single element. `dims`: removed by reductions.
     """
     results: list[int] = []
     for instr, single in zip(instrs, one, strict=True):
@@ -155,7 +157,7 @@ def _instr_terms(
         elif instr.op == "cast" and instrs[instr.args[0]].dtype == instr.dtype:
             results.append(results[instr.args[0]])
         else:
-            # a tail is what it is where it is used
+            # the value of a tail depends on the instruction that uses it
             args = tuple(
                 terms.make("tail", single) if instrs[a].op == "tail" else results[a]
                 for a in instr.args
@@ -173,10 +175,10 @@ def _run_extern(graph: Graph, memory: _Memory, node: Extern) -> None:
 
 
 class Difference(NamedTuple):
-    """A buffer that ends with another term than the Graph gives it.
+    """A buffer that ends with another term than in the Graph.
 
-    `node` makes its final value, or is None where that is a view of what another node
-    made; `untouched`: the schedule never writes it.
+    `node` makes its final value; None if that is a view of another node's result.
+    `untouched`: the schedule never writes it.
     """
 
     buffer: int
@@ -187,10 +189,10 @@ class Difference(NamedTuple):
 def difference(
     graph: Graph, schedule: Schedule, near: dict[int, list[int]]
 ) -> Difference | None:
-    """The first Difference in program order; None proves the two equal.
+    """Return the first Difference in program order; None proves equivalence.
 
-    `near`: for each buffer those that share memory with it. No lane of a kernel may
-    touch what another lane writes.
+    `near`: for each buffer, those that share memory with it. No lane of a kernel may
+    touch memory that another lane writes.
     """
     terms = _Terms()
     expected = _Memory(terms, graph, near, {})
@@ -229,7 +231,10 @@ def difference(
 
 
 def _run_variants(memory: _Memory, variants: Sequence[Variant]) -> None:
-    """All lanes read before any writes: the caller made sure that they may."""
+    """Run all lanes of variants, whose loads all happen before their stores.
+
+    The caller has checked that the lanes are independent.
+    """
     results: list[tuple[int, int]] = []
     for v in variants:
         in_lane = set(v.lane_code)

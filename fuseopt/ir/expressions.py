@@ -1,8 +1,8 @@
 """Numbers of the host: rates, bias corrections, counters, as expressions of Python.
 
-The numbers of a step are a list: each is an argument of the call, a number read from a
-tensor, or a function of earlier ones. `formulas` writes them as a person would, and
-`evaluator` makes the function that computes them at each call. Both keep to the very
+The numbers of a step are a list. Each is an argument of the call, a number read from a
+tensor, or a function of earlier ones. `formulas` formats them for people, and
+`evaluator` makes the function that computes them at each call. Both use exactly the
 functions that the step calls, in its order, so that they have Python's bits.
 """
 
@@ -19,14 +19,14 @@ Number = int | float | bool
 
 @dataclass(frozen=True)
 class Sym:
-    """Stands for number `index` of a step; `is_float` is its Python type."""
+    """Represents number `index` of a step; `is_float` is its Python type."""
 
     index: int
     is_float: bool
 
     @property
     def kind(self) -> type:
-        """What Python makes of it in arithmetic."""
+        """Python type of the number in arithmetic."""
         return float if self.is_float else int
 
 
@@ -48,9 +48,9 @@ class Arg:
 
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """`function(*args, **kwargs)`, where numbers in args may be Syms of lower index.
+    """A call `function(*args, **kwargs)`, whose args may hold Syms of lower index.
 
-    Compared by identity: arguments that are equal numbers may be other numbers (1 and
+    Compared by identity: arguments that are equal numbers may still be different (1 and
     1.0, 0.0 and -0.0).
     """
 
@@ -61,9 +61,9 @@ class Apply:
 
 Expr = Item | Arg | Apply
 
-#: How tightly Python binds: comparisons, sums, products, signs, powers, names.
+#: Python's precedences: comparisons, sums, products, signs, powers, names.
 COMPARISON, SUM, PRODUCT, SIGN, POWER, NAME = range(6)
-#: Functions of two numbers that Python writes between them.
+#: Functions that Python writes as an infix operator.
 INFIX: dict[Any, tuple[str, int]] = {
     operator.lt: ("<", COMPARISON),
     operator.le: ("<=", COMPARISON),
@@ -86,12 +86,12 @@ INFIX: dict[Any, tuple[str, int]] = {
     operator.pow: ("**", POWER),
     operator.ipow: ("**", POWER),
 }
-#: A formula that is longer is named where another one uses it.
+#: A longer formula is replaced by its name in other formulas.
 LONGEST = 60
 
 
 def syms(x: Any) -> list[int]:
-    """The numbers that an argument refers to, in lists or not."""
+    """Return the indices of the numbers in an argument, in lists or not."""
     if isinstance(x, Sym):
         return [x.index]
     if isinstance(x, dict):
@@ -102,13 +102,13 @@ def syms(x: Any) -> list[int]:
 
 
 def _infix(expr: Apply) -> tuple[str, int] | None:
-    """The sign that stands between two arguments, and how it binds."""
+    """Return the infix operator of a call and its precedence; None if it has none."""
     two = len(expr.args) == 2 and not expr.kwargs
     return INFIX.get(expr.function) if two else None
 
 
 def _is_plain(x: Any) -> bool:
-    """Is a constant one that Python's own text gives back?"""
+    """Does Python's repr of a constant evaluate to the same constant?"""
     return type(x) in (int, bool, type(None)) or (type(x) is float and math.isfinite(x))
 
 
@@ -116,10 +116,10 @@ def _is_plain(x: Any) -> bool:
 
 
 def formulas(numbers: Sequence[Expr], wanted: Iterable[int]) -> dict[int, str]:
-    """Some of the numbers as text: `lr / (1 - 0.9 ** t)`.
+    """Format some of the numbers as text: `lr / (1 - 0.9 ** t)`.
 
-    The text is an expression of Python that has the number's bits, over the names of
-    arguments and tensors, and over `sym3` where number 3 is too long to be repeated.
+    The text is a Python expression with the number's bits. It uses the names of
+    arguments and tensors, and `sym3` where number 3 is too long to be repeated.
     """
     wanted = list(wanted)
     needed: set[int] = set()
@@ -137,7 +137,7 @@ def formulas(numbers: Sequence[Expr], wanted: Iterable[int]) -> dict[int, str]:
 
 
 def _formula(expr: Expr, texts: dict[int, tuple[str, int]]) -> tuple[str, int]:
-    """The text of a number, and how its outermost part binds."""
+    """Return the text of a number, and the precedence of its outermost part."""
     if isinstance(expr, Item):
         return expr.name or f"item{expr.position}", NAME
     if isinstance(expr, Arg):
@@ -177,15 +177,15 @@ def _formula(expr: Expr, texts: dict[int, tuple[str, int]]) -> tuple[str, int]:
 
 # ---------------------------------------------------------------- for each call
 
-#: (arguments of a call, what gives its tensor at a place) -> all numbers
+#: (arguments of a call, a function from an index to its tensor) -> all numbers
 Evaluator = Callable[[Sequence[Any], Callable[[int], Any]], list[Number]]
 
 
 def evaluator(numbers: Sequence[Expr]) -> Evaluator:
-    """The function that computes the numbers of a call, in order.
+    """Return a function that computes the numbers of a call, in order.
 
-    Each operation is one statement of Python, with the operators and functions that the
-    step itself uses.
+    Each operation is one Python statement, with the operators and functions of the
+    step.
     """
     names: dict[str, Any] = {}
 

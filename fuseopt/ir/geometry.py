@@ -1,4 +1,4 @@
-"""Shapes and strides: how many elements, and how they lie in memory.
+"""Shapes and strides: element counts, and layouts in memory.
 
 Strides count elements. A dimension of one element may have any stride.
 """
@@ -12,12 +12,12 @@ Shape = tuple[int, ...]
 
 
 def numel(shape: Iterable[int]) -> int:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape."""
     return math.prod(shape)
 
 
 def contiguous_strides(shape: Sequence[int]) -> Shape:
-    """The strides of a tensor whose last dimension is the innermost, without gaps."""
+    """Return the strides of a tensor without gaps whose last dimension is innermost."""
     strides: list[int] = []
     step = 1
     for n in reversed(shape):
@@ -27,7 +27,7 @@ def contiguous_strides(shape: Sequence[int]) -> Shape:
 
 
 def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Is the last dimension the innermost, and is there no gap?"""
+    """Is the last dimension innermost, without gaps?"""
     expected = contiguous_strides(shape)
     return all(
         n == 1 or s == e for n, s, e in zip(shape, stride, expected, strict=True)
@@ -46,8 +46,10 @@ def is_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def memory_order(shape: Sequence[int], stride: Sequence[int]) -> Shape:
-    """Equal for tensors of one shape whose elements are met alike in order of memory:
-    the dimensions of a block, the outermost first, else -1 and the strides.
+    """Return a key, equal for tensors of one shape that order elements alike in memory.
+
+    For a dense block these are its dimensions, outermost first; else -1 and the
+    strides.
     """
     dims = [d for d, n in enumerate(shape) if n != 1]
     if is_block(shape, stride):

@@ -1,18 +1,18 @@
-"""The IR: what a captured optimizer step is, in frozen data without torch.
+"""Frozen data, without torch, that represents a captured optimizer step.
 
-A `Graph` holds *buffers* (regions of memory), *values* (a version of a buffer, SSA) and
-*nodes* in program order. A node is either a `ForeachSchedulerNode`, a recorded call of
-lists with a row for each list index, whose arithmetic is one `Body`; or an `Extern`, an
-ATen call run as it is. A call without lists has one row, and so has a
-`SchedulerNode`: what capture records, and one row of a node by itself.
+A `Graph` holds *buffers* (regions of memory), *values* (versions of a buffer, SSA) and
+*nodes* in program order. A node is either a `ForeachSchedulerNode` or an `Extern`, an
+ATen call that runs unchanged. A `ForeachSchedulerNode` is a recorded foreach call with
+a row for each list index, whose arithmetic is one `Body`. A call without lists has one
+row. A `SchedulerNode` is a single row; capture records these.
 
-Lanes are columns: a step of 1,000 lanes has as many nodes as one of three, and each
-operand of a node is a column of 1,000 value numbers. So scheduling, checking and
-generating code cost what the distinct bodies cost.
+Lanes are columns: a step of 1,000 lanes has as many nodes as one of three. Each operand
+of a node is a column of 1,000 value numbers. So the cost of scheduling, checking and
+code generation depends on the number of distinct bodies.
 
-The scheduler turns a Graph into a `Schedule`: kernels made of `Variant`s (one fused
-body with the table of its lanes), runs of kernels that go block by block, and externs,
-in the order in which they run; and where their temps lie.
+The scheduler turns a Graph into a `Schedule`: kernels, runs of kernels that go block by
+block, and externs, in running order. A kernel consists of `Variant`s, each one fused
+body with the table of its lanes. A Schedule also has the places of its temps.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from .products import Alone, Batch, Stack
 class Graph:
     """A captured step. `values[v]` is the buffer of value v.
 
-    `initial[b]` is the value a buffer holds on entry (-1 for temps; a view made after
-    its memory was written has one that nobody reads); `final[b]` the value its memory
-    must hold at the end (-1 where nobody looks). `outputs` are the buffers the step
-    returns. `numbers[i]` is what Symbol i is at each call.
+    `initial[b]` is the value of buffer b on entry: -1 for temps. A view made after its
+    memory was written has an initial value that nothing reads. `final[b]` is the value
+    that its memory must hold at the end, or -1 if nothing reads it. `outputs` are the
+    buffers that the step returns. `numbers[i]` is the expression of Symbol i.
     """
 
     buffers: tuple[Buffer, ...]
@@ -97,10 +97,10 @@ class Slot(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why two nodes were not fused: the rule's code and what it saw.
+    """The reason why two nodes were not fused: the rule's code and a detail.
 
-    `list_index`: the first one at which it holds; -1 if neither has a list. `line`: the
-    consumer's line of Python; "" where nobody knows it.
+    `list_index`: the first index at which the rule applies; -1 if neither has a list.
+    `line`: the consumer's line of Python, or "".
     """
 
     producer: str
@@ -112,7 +112,7 @@ class Refusal(NamedTuple):
 
     @property
     def seen(self) -> str:
-        """What the rule saw, and where."""
+        """Detail of the rule, with the list index."""
         at = f"at list index {self.list_index}" if self.list_index >= 0 else ""
         return " ".join(filter(None, (self.detail, at)))
 
@@ -121,14 +121,14 @@ class Refusal(NamedTuple):
 class Variant:
     """A fused body and the table of its lanes.
 
-    `lane_code` runs once per lane, `code` once per element, `output_code` once per
-    result of the reductions; all index into the one numbering `instrs`. `stores` are
+    `lane_code` runs once per lane, `code` once per element, and `output_code` once per
+    result of the reductions. All index into the one numbering `instrs`. `stores` are
     (instruction, slot) pairs. `columns[s][i]` is the buffer of slot s in lane i,
     `scalars[k][i]` scalar k of lane i, `shapes[i]` the index space of lane i.
 
-    `reduction` is that of its bodies ("" if none reduces); `reduced[i]` are the
-    dimensions taken away in lane i, and `operands[i]` is the buffer whose layout gives
-    the order in which eager would add.
+    `reduction` is that of its bodies ("" if none reduces). `reduced[i]` are the
+    dimensions that lane i reduces. The layout of buffer `operands[i]` gives the order
+    in which eager would add.
     """
 
     instrs: tuple[Instr, ...]
@@ -150,30 +150,32 @@ class Variant:
         return len(self.shapes)
 
     def touched(self, lane: int) -> list[int]:
-        """The buffers of one lane, by slot."""
+        """Return the buffers of one lane, by slot."""
         return [column[lane] for column in self.columns]
 
     @property
     def folds(self) -> tuple[int, ...]:
-        """The instructions that reduce, in order."""
+        """Instructions that reduce, in order."""
         return tuple(x for x in self.output_code if self.instrs[x].op in REDUCTIONS)
 
 
 def makes_numbers(v: Variant) -> bool:
-    """Does each lane of a variant end with numbers alone, so that it is known when it
-    is done: is it folded to one number, or has it no elements?
+    """Does each lane of a variant end in numbers alone, available when the lane is
+    done?
+
+    It then folds to one number, or has no elements.
     """
     return v.reduction == "full" or all(s.domain == "lane" for s in v.slots)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: variants that are proven not to depend on one another.
+    """One launch: variants that are proven independent of one another.
 
-    `finish` are variants of few lanes that run when all others have: they may use what
-    those lanes of `variants` touch that make numbers (see `makes_numbers`). `first` are
-    variants of few lanes that run before all others, which may use what they make. No
-    two of either depend on each other.
+    `finish` are variants of few lanes that run after all others. They may read the
+    results of lanes of `variants` that make numbers (see `makes_numbers`). `first` are
+    variants of few lanes that run before all others, which may read their results. No
+    two variants of either depend on each other.
     """
 
     name: str
@@ -191,18 +193,17 @@ class Kernel:
         return sum(v.lanes for v in self.variants)
 
 
-#: Of each kernel of a run, the (variant, lane) pairs of one block, in order.
+#: The (variant, lane) pairs of one block, in order, for each kernel of a run.
 Block = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Kernels of the CPU that go block by block: all of them over some lanes, in order,
-    then over the lanes of the next block.
+    """Kernels of the CPU that go block by block: all of them over the lanes of one
+    block, then over those of the next.
 
     `blocks[i][k]` are the lanes of kernel k in block i; every lane is in one block. No
-    kernel has a `finish`, which would have to wait for lanes of all blocks, or what is
-    to run `first`, for which they would have to wait.
+    kernel has `finish` or `first`, which would need to wait for lanes of all blocks.
     """
 
     kernels: tuple[Kernel, ...]
@@ -213,7 +214,7 @@ class Run:
         return "+".join(k.name for k in self.kernels)
 
     def part(self, block: Block, k: int) -> Kernel:
-        """Kernel k with the lanes of one block alone; a variant may have none."""
+        """Return kernel k with the lanes of one block; a variant may have none."""
         lanes: dict[int, list[int]] = {}
         for v, lane in block[k]:
             lanes.setdefault(v, []).append(lane)
@@ -223,7 +224,7 @@ class Run:
 
 
 def _some(v: Variant, lanes: list[int]) -> Variant:
-    """A variant with some of its lanes."""
+    """Return a variant with some of its lanes."""
     return replace(
         v,
         columns=tuple([tuple([c[i] for i in lanes]) for c in v.columns]),
@@ -234,14 +235,13 @@ def _some(v: Variant, lanes: list[int]) -> Variant:
     )
 
 
-#: Bytes of which each storage in an arena begins at a multiple.
+#: The alignment of each storage in an arena, in bytes.
 ALIGNED = 64
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where the temps of a schedule lie, by storage. What is not named here is
-    allocated at each call.
+    """Places of a schedule's temps, by storage; other temps are allocated at each call.
 
     `offsets`: the first byte in the step's arena, which is `size` bytes long; two
     storages may have one place if no block of a run touches both. `returned`: an extern
@@ -260,13 +260,13 @@ class MemoryPlan:
     remote: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-#: What a schedule is made of.
+#: An entry of a schedule.
 Step = Kernel | Run | Extern | Batch
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What runs, in order, and what did not fuse and why.
+    """Kernels and externs in running order, and refusals to fuse.
 
     `temps` are the temp buffers that need memory; `memory` says where they get it, and
     `stacks` which of them lie one behind the other. `alone`: products of matrices that
@@ -284,7 +284,7 @@ class Schedule:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """All kernels, those of runs among them, in order."""
+        """All kernels, including those of runs, in order."""
         kernels: list[Kernel] = []
         for step in self.steps:
             if not isinstance(step, (Extern, Batch)):
@@ -293,7 +293,7 @@ class Schedule:
 
     @property
     def externs(self) -> tuple[Extern, ...]:
-        """All ATen calls of the graph, rows of batches among them, in order."""
+        """All ATen calls of the graph, including rows of batches, in order."""
         externs: list[Extern] = []
         for step in self.steps:
             if isinstance(step, (Extern, Batch)):

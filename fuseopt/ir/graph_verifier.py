@@ -1,7 +1,7 @@
-"""Graph -> nothing, or a GraphError that names the node and what is broken.
+"""Verify a Graph: raise a GraphError that names the node and the broken invariant.
 
-Held are the invariants of the IR: SSA over versions of memory, rows of a node without
-an order, well-formed bodies, consistent buffers.
+The invariants are SSA over versions of memory, independent rows of a node, well-formed
+bodies, and consistent buffers.
 """
 
 from __future__ import annotations
@@ -72,15 +72,13 @@ def check_graph(graph: Graph) -> None:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise GraphError with the message, unless something holds."""
+    """Raise GraphError with the message unless `holds`."""
     if not holds:
         raise GraphError(message)
 
 
 def name_of(i: int, node: Node, row: int = -1) -> str:
-    """A node, or one of its rows, in messages: its position, what it calls, where the
-    step has it.
-    """
+    """Format a node, or one of its rows, for messages: index, callee, source line."""
     name = node.name if isinstance(node, Extern) else node.body.name
     several = row >= 0 and isinstance(node, ForeachSchedulerNode) and node.rows > 1
     at = f", row {row}" if several else ""
@@ -127,7 +125,7 @@ def _check_buffers(graph: Graph) -> None:
 
 
 def _check_values(graph: Graph) -> None:
-    """Tables have the right lengths, and what they index exists."""
+    """Check that tables have the right lengths, and that their indices exist."""
     count = len(graph.buffers)
     for table, name in ((graph.initial, "initial"), (graph.final, "final")):
         require(len(table) == count, f"{name} has {len(table)} entries, not {count}")
@@ -175,7 +173,7 @@ def _check_body(where: str, body: Body) -> None:
 def check_instrs(
     where: str, instrs: Sequence[Instr], loads: Sequence[str], scalars: int
 ) -> None:
-    """Arity, order, attributes and dtypes of SSA instructions."""
+    """Check arity, order, attributes and dtypes of SSA instructions."""
     for x, instr in enumerate(instrs):
         here = f"{where}: %{x} = {instr.op}"
         require(instr.op in ARITY, f"{here}: unknown opcode")
@@ -269,7 +267,7 @@ def _check_dtypes(here: str, instr: Instr, args: list[str]) -> None:
 
 
 def _check_columns(graph: Graph, i: int, node: ForeachSchedulerNode) -> None:
-    """As many columns as the body has operands, all of one length, of known values."""
+    """Check that a node has one column for each operand, all of equal length."""
     body, count = node.body, len(graph.values)
     for got, wanted, what in (
         (len(node.reads), len(body.reads), "values read"),
@@ -298,7 +296,7 @@ def _check_columns(graph: Graph, i: int, node: ForeachSchedulerNode) -> None:
 def _check_rows(
     graph: Graph, i: int, node: ForeachSchedulerNode, near: dict[int, list[int]]
 ) -> None:
-    """No row touches memory that another row writes: rows have no order."""
+    """Check that no row touches memory that another row writes."""
     values = graph.values
     writer: dict[int, int] = {}
     for column in node.writes:
@@ -360,7 +358,7 @@ def _check_operands(graph: Graph, where: str, node: SchedulerNode) -> None:
 
 
 def broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
-    """May a tensor of this shape be read over an index space?"""
+    """Does a tensor of this shape broadcast to an index space?"""
     if len(shape) > len(space):
         return False
     ending = space[len(space) - len(shape) :]
@@ -368,10 +366,10 @@ def broadcasts(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
 
 
 def _check_versions(graph: Graph, near: dict[int, list[int]]) -> None:
-    """SSA over memory: each read sees the version that its buffer holds then.
+    """Check SSA over memory: each read uses the version that its buffer holds then.
 
-    A write through an overlapping buffer makes a version stale; what is read afterwards
-    is a value that no node made. So is memory of a temp that nobody wrote.
+    A write through an overlapping buffer makes a version stale. Later reads then use a
+    value that no node makes. The same holds for a temp that was never written.
     """
     producer: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
@@ -387,7 +385,7 @@ def _check_versions(graph: Graph, near: dict[int, list[int]]) -> None:
                 where = f"{name_of(i, node)}: writes {_at(graph, v)}"
                 raise GraphError(f"{where}, which is there on entry")
             producer[v] = i
-    current = list(graph.initial)  # -1: unknown, any value that nobody makes
+    current = list(graph.initial)  # -1: unknown, any value that no node makes
     on_entry = set(current) - {-1}
 
     def see(v: int, who: str) -> None:

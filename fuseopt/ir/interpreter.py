@@ -1,11 +1,9 @@
-"""The meaning of the IR in plain torch: Graph or Schedule, tensors in; tensors changed.
+"""Reference interpreter: run a Graph or a Schedule with torch on real CPU tensors.
 
-`run_graph` executes a Graph row by row, `run_schedule` a Schedule kernel by kernel
-and lane by lane, both on real CPU tensors and in place, as the step does. Both evaluate
-an instruction by the same few lines (meaning.py), so that
-`run_graph(g) == run_schedule(g, schedule(g))` is the oracle of every pass.
-
-Slow and plain on purpose.
+`run_graph` executes a Graph row by row. `run_schedule` executes a Schedule kernel by
+kernel and lane by lane. Both work in place, as the step does, and evaluate instructions
+with the same few lines (meaning.py). So `run_graph(g) == run_schedule(g, schedule(g))`
+is the oracle of every pass. The code is slow and plain on purpose.
 """
 
 from __future__ import annotations
@@ -46,8 +44,9 @@ def run_graph(
 ) -> tuple[torch.Tensor, ...]:
     """Run a Graph as captured, row by row; return its outputs.
 
-    `tensors[b.source]` is the memory of each static or arg buffer b and is written in
-    place. `scalars[i]` is the value of Symbol i. `externs` runs an ATen call.
+    `tensors[b.source]` is the memory of each static or arg buffer b, written in place.
+    `scalars[i]` is the value of Symbol i. `externs` runs an ATen call. `tail`: the
+    value of tail instructions.
     """
     memory = Memory(graph, tensors)
     for node in chain.from_iterable(map(rows_of, graph.nodes)):
@@ -77,7 +76,7 @@ def run_schedule(
 ) -> tuple[torch.Tensor, ...]:
     """Run a Schedule of `graph`, lane by lane; else as `run_graph`.
 
-    `backwards` runs a kernel's lanes in the opposite order, which may change nothing.
+    `backwards` runs a kernel's lanes in reverse order, which must not change any bit.
     """
     memory = Memory(graph, tensors, schedule.memory)
     for step in schedule.steps:
@@ -133,9 +132,9 @@ def _run_lane(
 
 
 class Memory:
-    """The tensors of a run, by buffer. Memory that nobody wrote holds NaN.
+    """Tensors of a run, by buffer. Memory that was never written holds NaN.
 
-    `plan`: which temps share an arena.
+    `plan`: the temps that share an arena.
     """
 
     def __init__(
@@ -158,20 +157,20 @@ class Memory:
                 self._bases.setdefault(buffer.storage, (tensor, first))
 
     def tensor(self, b: int) -> torch.Tensor:
-        """The memory of buffer b, made when it is first asked for."""
+        """Return the memory of buffer b, allocated on first use."""
         if b not in self._tensors:
             self._tensors[b] = self._view(self.graph.buffers[b])
         return self._tensors[b]
 
     def adopt(self, b: int, tensor: torch.Tensor) -> None:
-        """An extern made the memory of temp b."""
+        """Set the memory of temp b to a tensor that an extern returned."""
         self._tensors[b] = tensor
         buffer = self.graph.buffers[b]
         first = buffer.offset * DTYPE_BYTES[buffer.dtype]
         self._bases[buffer.storage] = (tensor, first)
 
     def load(self, b: int) -> torch.Tensor:
-        """A copy of what buffer b holds, in one plain layout."""
+        """Copy the contents of buffer b into a contiguous tensor."""
         return self.tensor(b).clone(memory_format=torch.contiguous_format)
 
     def store(self, b: int, value: torch.Tensor) -> None:
@@ -180,7 +179,7 @@ class Memory:
         if value.dtype != place.dtype:
             name = self.graph.buffers[b].name
             raise GraphError(f"{value.dtype} is stored to {name}, a {place.dtype}")
-        # a result of a reduction, with or without the dimensions that went
+        # a reduction's result may keep the reduced dimensions or not
         alike = value.numel() == place.numel()
         place.copy_(value.reshape(place.shape) if alike else value)
 
@@ -207,8 +206,8 @@ class Memory:
         return self._bases[storage]
 
 
-#: Runs the ATen call of an Extern: reads and writes `memory.tensor(...)`, and hands
-#: over what it made with `memory.adopt(...)`.
+#: Runs the ATen call of an Extern: reads and writes `memory.tensor(...)`, and passes
+#: new tensors to `memory.adopt(...)`.
 ExternRunner = Callable[[Extern, Memory], None]
 
 

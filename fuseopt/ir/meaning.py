@@ -1,10 +1,10 @@
-"""What each instruction of the IR means, in plain torch.
+"""Semantics of each IR instruction, in plain torch.
 
-A result depends on the values of the arguments and on nothing else: not on how many
-there are, nor on where they lie. bf16 and f16 are rounded by casts. `fma` is exact (see
-`_fma`). Functions that no two libraries agree on (exp, pow, ...) are taken in double,
-one element after the other, and rounded once. `vsqrt` is `torch.sqrt`; `tail`, which
-depends on how eager splits its loops, is a constant that the caller chooses.
+A result depends only on the values of the arguments, and not on their number or their
+place in memory. bf16 and f16 are rounded by casts. `fma` is exact (see `_fma`).
+Functions on which libraries disagree (exp, pow, ...) are computed in double, element by
+element, and rounded once. `vsqrt` is `torch.sqrt`. `tail`, which depends on how eager
+splits its loops, is a constant that the caller chooses.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def evaluate(
     dims: tuple[int, ...] = (),
     space: tuple[int, ...] = (),
 ) -> list[torch.Tensor]:
-    """The value of every instruction. Numbers are 0-d and broadcast where they meet.
+    """Return the value of every instruction.
 
-    `dims`: what reductions take away from the shape `space`.
+    Numbers are 0-d and broadcast. `dims`: removed by reductions from the shape `space`.
     """
     results: list[torch.Tensor] = []
     for x, instr in enumerate(instrs):
@@ -81,7 +81,7 @@ def evaluate(
 
 
 def _apply(op: str, args: list[torch.Tensor]) -> torch.Tensor:
-    """One arithmetic instruction. 16-bit floats are computed in float32 and rounded."""
+    """Compute one arithmetic instruction; 16-bit floats in float32, then rounded."""
     result = next(
         (a.dtype for a in reversed(args) if a.dtype != torch.bool), torch.bool
     )
@@ -169,7 +169,7 @@ TABLED: dict[str, Callable[..., torch.Tensor]] = {"lookup": _look_up, "search": 
 
 Function = Callable[..., torch.Tensor]
 
-#: Reductions: the order of their sums is torch's, which is not what they mean.
+#: Reductions: sums have torch's order, which the IR does not prescribe.
 FOLDS: dict[str, Callable[[torch.Tensor, list[int]], torch.Tensor]] = {
     "sum": lambda x, dims: torch.sum(x, dims),
     "sumsq": lambda x, dims: torch.sum(x * x, dims),
@@ -213,7 +213,9 @@ ARITHMETIC: dict[str, Function] = {
 
 
 def _at_limits(function: Function) -> Callable[..., float]:
-    """Where Python's math raises (log(0), exp(1000)), what IEEE says, by torch."""
+    """Return a function with IEEE's result where Python's math raises (log(0),
+    exp(1000)).
+    """
 
     def value(*args: float) -> float:
         got = function(*(torch.tensor(x, dtype=torch.float64) for x in args))
@@ -222,7 +224,7 @@ def _at_limits(function: Function) -> Callable[..., float]:
     return value
 
 
-#: Functions taken in double, element by element, and how torch calls them.
+#: Functions computed in double, element by element, with torch's counterpart.
 _MATH: dict[str, tuple[Callable[..., float], Function]] = {
     "sqrt": (math.sqrt, torch.sqrt),  # a double root is exact enough to round again
     "pow": (math.pow, torch.pow),
@@ -267,7 +269,7 @@ def _total(pair: tuple[Callable[..., float], Function]) -> Callable[..., float]:
 
 
 FUNCTIONS = {name: _total(pair) for name, pair in _MATH.items()}
-#: Which library gives a function changes its last bits, not its meaning.
+#: The library of a function changes its last bits, not its meaning.
 FUNCTIONS.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
 
 
@@ -282,16 +284,17 @@ def _one_by_one(function: Callable[..., float], *args: torch.Tensor) -> torch.Te
 
 
 def _two_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """a + b, rounded, and what rounding lost (Knuth)."""
+    """Return a + b rounded, and the exact rounding error (Knuth)."""
     s = a + b
     back = s - a
     return s, (a - (s - back)) + (b - back)
 
 
 def _odd_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a + b rounded to odd: of the two doubles around an inexact sum, the odd one.
+    """Return a + b rounded to odd: of the two doubles around an inexact sum, the odd
+    one.
 
-    A number so rounded can be rounded once more, to fewer digits, without harm.
+    A number rounded to odd can safely be rounded once more, to fewer digits.
     """
     s, lost = _two_sum(a, b)
     bits = s.view(torch.int64)
@@ -302,11 +305,12 @@ def _odd_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c, rounded once.
+    """Return a * b + c, rounded once.
 
     float32: the product is exact in double; the sum is rounded to odd, then to float32.
-    float64: the product as an exact pair (Dekker), summed as Boldo and Melquiond do,
-    within a range in which no step can over- or underflow; outside it, by fractions.
+    float64: the product is an exact pair (Dekker), summed as Boldo and Melquiond do.
+    That holds within a range in which no step can over- or underflow; outside it,
+    fractions are used.
     """
     if a.dtype == torch.float32:
         return _odd_sum(a.double() * b.double(), c.double()).float()
@@ -328,7 +332,7 @@ def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """a * b - p exactly, from halves of 26 bits (Veltkamp, Dekker)."""
+    """Return a * b - p exactly, from halves of 26 bits (Veltkamp, Dekker)."""
     a_high, a_low = _halves(a)
     b_high, b_low = _halves(b)
     rest = a_high * b_high - p

@@ -1,4 +1,4 @@
-"""Nodes: a `Body` of arithmetic, and the values that it works on, row by row.
+"""Nodes: a `Body` of arithmetic, and the values that it reads and writes, row by row.
 
 A `Body` is written once and shared by every row that runs it. A value is a number: a
 version of a `Buffer`, which is a region of memory.
@@ -16,10 +16,10 @@ from .opcodes import DTYPE_BYTES
 
 
 class Instr(NamedTuple):
-    """One SSA instruction of a body; it is named by its position.
+    """One SSA instruction of a body; its name is its position.
 
-    `dtype` is the type of its result. Arithmetic happens in that type, except for
-    comparisons, which compare in the type of their arguments and give "b8".
+    `dtype` is the type of its result. Arithmetic happens in that type. Comparisons are
+    an exception: they compare in the type of their arguments and return "b8".
     """
 
     op: str
@@ -32,10 +32,10 @@ class Instr(NamedTuple):
 class Body:
     """Arithmetic of one recorded call: loads, scalars, results to store.
 
-    `reads`: storage dtype of each operand. `writes`: for each result the instruction
-    that makes it and the storage dtype. `reduction`: "" for a pointwise body; "full" if
-    it makes one number of a tensor, "dims" if one for each row or column. Compared by
-    identity: capture interns bodies.
+    `reads`: storage dtype of each operand. `writes`: for each result, the instruction
+    that computes it and its storage dtype. `reduction`: "" for a pointwise body; "full"
+    if it folds a tensor to one number, "dims" if to one for each row or column. Bodies
+    compare by identity: capture interns them.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Body:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Literal:
-    """A scalar whose value stood in the graph.
+    """A scalar whose value is a literal in the graph.
 
-    Compared by identity (0.0 and -0.0 are equal numbers, but not equal scalars):
-    capture makes one object per number.
+    Literals compare by identity, since 0.0 and -0.0 are equal numbers but different
+    scalars. Capture makes one object per number.
     """
 
     value: float
@@ -59,7 +59,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A scalar of the host: `expr` is its place among the numbers of a Graph."""
+    """A scalar of the host: `expr` is its index in the numbers of a Graph."""
 
     expr: int
 
@@ -68,18 +68,18 @@ ScalarRef = Literal | Symbol
 
 
 def symbols(scalars: Iterable[ScalarRef]) -> list[int]:
-    """The numbers of the host among scalars, each once."""
+    """Return the indices of the host's numbers among scalars, each once."""
     return list(dict.fromkeys(s.expr for s in scalars if isinstance(s, Symbol)))
 
 
 class Buffer(NamedTuple):
     """A strided region of memory.
 
-    `kind` is "static" (a parameter or state, an attribute of the graph), "arg" (a
-    placeholder: grads, a tensor lr), "view" (another way to see one of those) or "temp"
-    (made inside the step). `source` is the position of a static or arg among the
-    tensors of a call, statics first; -1 for others. Strides and offset count elements;
-    buffers with equal `storage` lie in one allocation.
+    `kind` is "static" (a parameter or state, an attribute of the graph) or "arg" (a
+    placeholder: grads, a tensor lr). It is "view" for an alias of one of those, and
+    "temp" for memory made inside the step. `source` is the index of a static or arg
+    among the tensors of a call, statics first; -1 for others. Strides and offset count
+    elements. Buffers with equal `storage` lie in one allocation.
     """
 
     name: str
@@ -98,22 +98,22 @@ class Buffer(NamedTuple):
 
     @property
     def first_byte(self) -> int:
-        """Where in its storage the buffer begins."""
+        """Byte offset of the buffer in its storage."""
         return self.offset * DTYPE_BYTES[self.dtype]
 
 
 def kept(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that is left when `dims` are reduced away."""
+    """Return the shape that remains when `dims` are reduced."""
     return tuple([n for d, n in enumerate(shape) if d not in dims])
 
 
 def storage_bytes(members: Iterable[Buffer]) -> int:
-    """The bytes of memory that the buffers of one storage need together."""
+    """Return the bytes of memory that the buffers of one storage need together."""
     return max(b.first_byte + span(b)[1] - span(b)[0] for b in members)
 
 
 def span(b: Buffer) -> tuple[int, int]:
-    """The range of bytes of its storage that a buffer may touch."""
+    """Return the range of bytes of its storage that a buffer may touch."""
     if 0 in b.shape:
         return 0, 0
     size = DTYPE_BYTES[b.dtype]
@@ -122,16 +122,17 @@ def span(b: Buffer) -> tuple[int, int]:
 
 
 class SchedulerNode(NamedTuple):
-    """One position of one recorded call. `reads` and `writes` are value numbers.
+    """One position of one recorded call.
 
-    `dims`: the dimensions of its operand that a reduction takes away.
+    `reads` and `writes` are value numbers. `dims`: the dimensions of its operand that a
+    reduction removes.
     """
 
     body: Body
     reads: tuple[int, ...]
     scalars: tuple[ScalarRef, ...]
     writes: tuple[int, ...]
-    call: int  # number of the recorded call, shared by all positions of its lists
+    call: int  # number of the recorded call, equal for all positions of a list
     line: str  # source line of the step, for messages
     dims: tuple[int, ...] = ()
 
@@ -141,18 +142,19 @@ Column = tuple[int, ...]
 
 
 class ForeachSchedulerNode(NamedTuple):
-    """A recorded call of lists, or a line of a loop over lanes: a row for each index.
+    """A recorded foreach call, or a line of a loop over lanes: a row for each index.
 
-    `reads[k]` and `writes[k]` are columns of value numbers, `scalars[k]` is a column of
-    scalars, and `dims`, of a reduction alone, one of the dimensions that it takes away.
-    No row touches memory that another row writes, so rows run in any order.
+    `reads[k]` and `writes[k]` are columns of value numbers, and `scalars[k]` is a
+    column of scalars. `dims` is a column of the dimensions that a reduction removes;
+    empty otherwise. No row touches memory that another row writes, so rows run in any
+    order.
     """
 
     body: Body
     reads: tuple[Column, ...]
     scalars: tuple[tuple[ScalarRef, ...], ...]
     writes: tuple[Column, ...]
-    call: int  # number of the recorded call; of a loop, of its first round
+    call: int  # number of the recorded call; for a loop, that of its first iteration
     line: str  # source line of the step, for messages
     dims: tuple[tuple[int, ...], ...] = ()
 
@@ -161,7 +163,7 @@ class ForeachSchedulerNode(NamedTuple):
         return len(self.writes[0])
 
     def row(self, i: int) -> SchedulerNode:
-        """One row by itself."""
+        """Return row i as a SchedulerNode."""
         return SchedulerNode(
             self.body,
             tuple([c[i] for c in self.reads]),
@@ -173,7 +175,7 @@ class ForeachSchedulerNode(NamedTuple):
         )
 
     def pick(self, rows: Sequence[int]) -> ForeachSchedulerNode:
-        """The same call with some of its rows, in another order or not."""
+        """Return the same call with some of its rows, in the given order."""
         return self._replace(
             reads=tuple([tuple([c[i] for i in rows]) for c in self.reads]),
             scalars=tuple([tuple([c[i] for i in rows]) for c in self.scalars]),
@@ -183,11 +185,11 @@ class ForeachSchedulerNode(NamedTuple):
 
 
 class Extern(NamedTuple):
-    """An ATen call that runs as it is. `payload` finds the call in capture's side
-    table.
+    """An ATen call that runs unchanged.
 
-    `ordered` calls keep their order among each other (they share a random generator, or
-    tell other processes something).
+    `payload` is the call's index in capture's side table. `ordered` calls keep their
+    order among each other: they share a random generator, or communicate with other
+    processes.
     """
 
     name: str
@@ -200,12 +202,12 @@ class Extern(NamedTuple):
 
 
 Node = ForeachSchedulerNode | Extern
-#: One row of a node; an Extern is one.
+#: One row of a node; an Extern is one row.
 Row = SchedulerNode | Extern
 
 
 def rows_of(node: Node) -> Iterator[Row]:
-    """The rows of a node, each by itself."""
+    """Yield the rows of a node one by one."""
     if isinstance(node, Extern):
         yield node
     else:
@@ -213,10 +215,10 @@ def rows_of(node: Node) -> Iterator[Row]:
 
 
 def read_by(node: Node) -> Iterable[int]:
-    """The values that all rows of a node read."""
+    """Return the values that all rows of a node read."""
     return node.reads if isinstance(node, Extern) else chain.from_iterable(node.reads)
 
 
 def written_by(node: Node) -> Iterable[int]:
-    """The values that all rows of a node write."""
+    """Return the values that all rows of a node write."""
     return node.writes if isinstance(node, Extern) else chain.from_iterable(node.writes)

@@ -1,7 +1,6 @@
-"""The words of the IR: element types with their sizes, opcodes with their arguments.
+"""Vocabulary of the IR: element types with their sizes, opcodes with their arguments.
 
-All tables are data without torch; `ir` gives them on, so that most modules import
-them from there.
+All tables are data without torch. `ir.graph` re-exports them for most modules.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ OPAQUE = {
 #: Size in bytes of every element type that a buffer may have.
 DTYPE_BYTES = {**ARITHMETIC, **OPAQUE}
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
-#: What torch calls each of them.
+#: torch's name of each element type.
 TORCH_NAMES = {
     "f64": "float64",
     "f32": "float32",
@@ -76,7 +75,7 @@ ARITY = {
     "neg": 1,
     "abs": 1,
     "sqrt": 1,  # rounded correctly
-    "vsqrt": 1,  # as eager's vector library rounds it
+    "vsqrt": 1,  # rounded as in eager's vector library
     "floor": 1,
     "ceil": 1,
     "trunc": 1,
@@ -89,24 +88,24 @@ ARITY = {
     "eq": 2,
     "ne": 2,
     "bitcast": 1,  # the same bits as another type of the same size
-    "index": 1,  # of a load: how many elements of its tensor lie before this one
-    "shl": 2,  # of integers; by no more digits than there are
+    "index": 1,  # of a load: the index of the element in its tensor
+    "shl": 2,  # of integers, by less than their width
     "shr": 2,  # copies the sign
     "and": 2,
     "or": 2,
     "xor": 2,
     "not": 1,
     "where": 3,
-    # is this element in the part that eager's vector loop leaves over? attr: 1 if asked
-    # of elements, 0 if of a single number, which always is; 2, 4, 8 if the loop takes
-    # two vectors of elements of so many bytes at a time, else it takes 32 elements;
-    # AVX2 more if eager has no wider vectors there, whatever the processor has; BY_ROWS
-    # more if the call's tensors differ in layout, so that it loops over rows
+    # True for elements after the end of eager's vector loop. attr 0: a single number,
+    # which always is. attr 1: the loop takes 32 elements. attr 2, 4 or 8: the loop
+    # takes two vectors of elements with that many bytes. Add AVX2 if eager has no wider
+    # vectors there, on any processor. Add BY_ROWS if the call's tensors differ in
+    # layout, so that the loop runs over rows.
     "tail": 0,
     # over the elements of a lane, or of a row or column of it; attr: NATIVE, FROM_BF16
     # or FROM_F16
     "sum": 1,
-    "sumsq": 1,  # of squares, as eager takes a 2-norm
+    "sumsq": 1,  # of squares, as in eager's 2-norm
     "fold": 1,  # a sum from the first element to the last
     "largest": 1,  # NaN anywhere gives NaN
     "least": 1,
@@ -120,7 +119,7 @@ ARITY = {
     "lookup": 2,  # code and part: the value
     "search": 2,  # number and part: the code; 0 of NaN
 }
-#: Functions, by number of arguments, as C's library gives them.
+#: Functions of C's library, by number of arguments.
 FUNCTIONS = {
     **dict.fromkeys(
         (
@@ -131,10 +130,10 @@ FUNCTIONS = {
     ),
     **dict.fromkeys("pow atan2 hypot fmod nextafter".split(), 2),
 }
-#: Those that the library of the processor's vendor has.
+#: Functions that the vector library of the processor's vendor has.
 VENDOR = tuple("exp log log2 log10 sin cos tan tanh asin acos atan erf erfc".split())
-#: The same functions in the bits of libraries that eager calls for many elements at
-#: once, on a CPU: "v" those of the processor's vendor, "sleef_" those of Sleef.
+#: The same functions with the bits of eager's vector libraries on a CPU: "v" for the
+#: library of the processor's vendor, "sleef_" for Sleef.
 VECTOR = {
     **{f"v{name}": name for name in VENDOR},
     **{
@@ -147,9 +146,9 @@ ARITY.update(FUNCTIONS)
 ARITY.update({name: FUNCTIONS[plain] for name, plain in VECTOR.items()})
 BY_ROWS = 16
 AVX2 = 32
-#: Instructions that make one number of many elements; what reads them runs when the
-#: elements are done.
+#: Instructions that fold many elements into one number; their users run after all
+#: elements.
 REDUCTIONS = frozenset({"sum", "sumsq", "fold", "largest", "least"})
-#: Which numbers eager's loops load when they fold: those that are folded, or numbers
-#: of 16 bits that they widen themselves.
+#: What eager's loops load when they fold: the folded type, or 16-bit floats that they
+#: widen.
 NATIVE, FROM_BF16, FROM_F16 = 0, 1, 2

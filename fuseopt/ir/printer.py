@@ -1,7 +1,7 @@
-"""Graph or Schedule -> text that a person reads, for dumps and golden files.
+"""Print a Graph or a Schedule as text, for dumps and golden files.
 
 The text is the same on every run. Lists are cut after a few lanes, with a count of the
-rest, so that a step of 1,000 parameters reads like one of three.
+rest. So a step of 1,000 parameters reads like one of three.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .graph import (
 )
 from .products import COPIED, SHARED
 
-#: Lanes of one list, or buffers of one kind, that are written out.
+#: The number of lanes of a list, or buffers of a kind, that are printed.
 FIRST = 3
 
 
 def show_graph(graph: Graph, first: int = FIRST) -> str:
-    """A Graph as text: buffers by kind, each body once, then the nodes, row by row."""
+    """Print a Graph: buffers by kind, each body once, then the nodes, row by row."""
     names = _value_names(graph)
     lines = [
         f"graph: {len(graph.nodes)} nodes, {len(graph.buffers)} buffers, "
@@ -57,8 +57,9 @@ def show_graph(graph: Graph, first: int = FIRST) -> str:
 
 
 def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
-    """A Schedule as text: kernels with their fused bodies, runs with their blocks,
-    externs, where temps lie, refusals.
+    """Print a Schedule: kernels with their fused bodies, runs with their blocks.
+
+    Externs, the places of temps, and refusals to fuse follow.
     """
     names = _value_names(graph)
     kernels, externs = len(schedule.kernels), len(schedule.externs)
@@ -97,7 +98,7 @@ def show_schedule(graph: Graph, schedule: Schedule, first: int = FIRST) -> str:
 
 
 def _few(items: Sequence[str], first: int) -> str:
-    """The first items, and how many more there are."""
+    """Return the first items, and the number of further ones."""
     shown = ", ".join(items[:first])
     return shown if len(items) <= first else f"{shown}, … {len(items) - first} more"
 
@@ -120,7 +121,7 @@ def _scalar(ref: ScalarRef) -> str:
 
 
 def _value_names(graph: Graph) -> list[str]:
-    """`name@k` is version k of a buffer, in program order."""
+    """Return `name@k` for version k of a buffer, in program order."""
     versions: dict[int, int] = {}
     names = []
     for b in graph.values:
@@ -154,7 +155,7 @@ def _buffers(graph: Graph, first: int) -> Iterable[str]:
 
 
 def _numbers(graph: Graph, first: int) -> Iterable[str]:
-    """The formulas of the numbers that calls read."""
+    """Yield the formulas of the numbers that calls read."""
     nodes = [n for n in graph.nodes if isinstance(n, ForeachSchedulerNode)]
     read = symbols(ref for n in nodes for column in n.scalars for ref in column)
     if not graph.numbers or not read:
@@ -211,7 +212,7 @@ def _call(
 
 
 def _batch(graph: Graph, step: Batch, first: int) -> Iterable[str]:
-    """A Batch: where its rows lie, and what they read and write."""
+    """Yield the lines of a Batch: the places of its rows, and their buffers."""
     line = step.externs[0].line
     comment = f"  # {line}" if line else ""
     yield f"batch {step.name}, {step.way}: {step.flops:,} flops{comment}"
@@ -243,14 +244,14 @@ def _kernel(graph: Graph, kernel: Kernel, first: int) -> Iterable[str]:
 
 
 def _run(run: Run, first: int) -> Iterable[str]:
-    """Its blocks: of each, how many lanes it has of each kernel."""
+    """Yield the blocks of a run: the number of lanes of each kernel."""
     yield f"{run.name}: block by block, {len(run.blocks)} in all"
     lanes = [", ".join(str(len(part)) for part in block) for block in run.blocks]
     yield f"  lanes of each kernel: {_few([f'({x})' for x in lanes], first)}"
 
 
 def _places(graph: Graph, schedule: Schedule, first: int) -> Iterable[str]:
-    """Where temps lie: in the arena, in what externs return, or allocated."""
+    """Yield the places of temps: in the arena, returned by externs, or allocated."""
     plan = schedule.memory
     temps = [(graph.buffers[b], graph.buffers[b].storage) for b in schedule.temps]
     placed = [f"{b.name} at {plan.offsets[s]}" for b, s in temps if s in plan.offsets]
@@ -296,6 +297,6 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
 
 
 def show_refusals(plan: Schedule) -> str:
-    """A line for each pair that does not fuse, with its reason."""
+    """Return a line for each pair that does not fuse, with its reason."""
     lines = [f"{r.producer} -> {r.consumer}: {r.code}: {r.seen}" for r in plan.refusals]
     return "\n".join(lines or ["everything that could fuse did"]) + "\n"

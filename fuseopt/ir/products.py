@@ -1,8 +1,9 @@
-"""Products of matrices that one batched ATen call computes, and where their rows lie.
+"""Products of matrices that one batched ATen call computes, and the places of their
+rows.
 
-A `Batch` takes the place of several Externs, one for each *row*. What its rows read and
-write lies in *stacks*: temps of one size, one behind the other in one allocation. So
-whoever makes a row writes it straight into the stack, and nothing is copied together.
+A `Batch` replaces several Externs, with one *row* for each. Its rows read and write
+*stacks*: temps of one size, one after another in one allocation. So the producer of a
+row writes it straight into the stack, without a copy.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from .nodes import Extern, Symbol
 
 #: Shape, strides and offset of one row, in elements.
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
-#: An operand whose rows are copied together at each call; one that all rows share.
+#: COPIED: the rows of an operand are copied together at each call. SHARED: all rows
+#: have the same operand.
 COPIED, SHARED = -1, -2
-#: How the rows of a result lie: without gaps, or with some bytes between them.
+#: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"
 
 
 class Product(NamedTuple):
-    """A product that may share a call with others.
+    """A product of matrices that may be batched with other products.
 
     `op`: "mm", "addmm", "bmm" or "baddbmm". `operands`: buffers, in the order of the
-    call's arguments; `result`: the buffer that it makes. `scales`: beta and alpha of
+    call's arguments. `result`: the buffer of the result. `scales`: beta and alpha of
     addmm and baddbmm.
     """
 
@@ -35,7 +37,7 @@ class Product(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Storages of temps, `step` bytes from one to the next in one allocation."""
+    """Storages of temps in one allocation, `step` bytes apart."""
 
     storages: tuple[int, ...]
     step: int
@@ -46,9 +48,9 @@ class Stack(NamedTuple):
 class Operand(NamedTuple):
     """The rows of an operand, or of the result, as one tensor.
 
-    `stack`: its place among Schedule.stacks, or COPIED, or SHARED. `shape`, `stride`:
-    of the tensor that the batched call gets; `first`: its offset in the stack.
-    `buffers`: those of the single calls, row by row.
+    `stack`: its index in Schedule.stacks, or COPIED, or SHARED. `shape`, `stride`: of
+    the tensor that the batched call gets; `first`: its offset in the stack. `buffers`:
+    those of the single calls, row by row.
     """
 
     stack: int
@@ -59,11 +61,11 @@ class Operand(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """All of a batch that may decide which bits its rows get.
+    """The properties of a batch that may decide the bits of its rows.
 
     `layouts`: of one row's operands, in the single call. `stacked`: shape, strides and
-    offset of the operands of the batched call; `result`: the shape of one row's result.
-    `scales`: "0", "1" or "-1" for numbers that BLAS treats apart, "any" for others.
+    offset of the operands of the batched call. `result`: the shape of one row's result.
+    `scales`: "0", "1" or "-1" for numbers that BLAS treats specially, "any" for others.
     """
 
     op: str
@@ -78,9 +80,9 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Products that do not depend on one another, as one batched call: a row each.
+    """Independent products as one batched call, with a row for each.
 
-    `operands` and `result` say where rows lie; `way`: DENSE or PADDED, see Trial.
+    `operands` and `result` give the places of rows. `way`: DENSE or PADDED, see Trial.
     """
 
     externs: tuple[Extern, ...]
@@ -97,12 +99,12 @@ class Batch:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The values that its rows read."""
+        """Values that its rows read."""
         return tuple(v for e in self.externs for v in e.reads)
 
     @property
     def writes(self) -> tuple[int, ...]:
-        """The values that its rows write."""
+        """Values that its rows write."""
         return tuple(v for e in self.externs for v in e.writes)
 
     @property
@@ -116,7 +118,7 @@ class Batch:
 
 
 class Alone(NamedTuple):
-    """Products that run as single calls, and why."""
+    """Products that run as single calls, with the reason."""
 
     what: str
     calls: int

@@ -1,16 +1,16 @@
-"""Sets that grow together."""
+"""Disjoint sets that only grow (union-find)."""
 
 from __future__ import annotations
 
 
 class UnionFind:
-    """Sets of positions that grow together; the least position names its set."""
+    """Disjoint sets of positions that only grow; the least position names its set."""
 
     def __init__(self, n: int) -> None:
         self.parent = list(range(n))
 
     def find(self, x: int) -> int:
-        """The least position of the set of `x`."""
+        """Return the least position of the set of `x`."""
         parent = self.parent
         while parent[x] != x:
             parent[x] = parent[parent[x]]
@@ -18,7 +18,7 @@ class UnionFind:
         return x
 
     def join(self, a: int, b: int) -> None:
-        """Make one set of those of `a` and `b`."""
+        """Merge the sets of `a` and `b`."""
         a, b = self.find(a), self.find(b)
         if a != b:
             self.parent[max(a, b)] = min(a, b)

@@ -1,4 +1,4 @@
-"""What a kernel moves: its lanes, elements and bytes."""
+"""Count the lanes, elements and bytes that a kernel moves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .graph import DTYPE_BYTES, Graph, Kernel, Variant, read_by
 
 @dataclass(frozen=True)
 class Traffic:
-    """`lanes`: parameters that are updated (a counter that nothing else reads is none).
-    `elements`: of all lanes. `bytes`: that are read and written for them.
+    """Memory traffic of a kernel.
+
+    `lanes`: parameters that are updated; a counter that nothing else reads does not
+    count. `elements`: of all lanes. `bytes`: read and written for them.
     """
 
     lanes: int
@@ -28,7 +30,7 @@ class Traffic:
 
 
 def bytes_per_element(v: Variant) -> int:
-    """Bytes that are read and written for each element of a variant's lanes."""
+    """Return the bytes read and written for each element of a variant's lanes."""
     return sum(
         DTYPE_BYTES[s.dtype] * (s.read + s.write)
         for s in v.slots
@@ -46,7 +48,7 @@ def bytes_per_block(v: Variant) -> int:
 
 
 def traffic(kernel: Kernel) -> Traffic:
-    """Count what one kernel moves."""
+    """Return the traffic of one kernel."""
     elements = moved = 0
     for v in kernel.every:
         width, of_block = bytes_per_element(v), bytes_per_block(v)
@@ -60,8 +62,10 @@ def traffic(kernel: Kernel) -> Traffic:
 
 
 def least_bytes(graph: Graph) -> int:
-    """Bytes that any step must move which does what a graph does: each tensor that it
-    reads is read once, and each that it changes is written once. Temps are free.
+    """Return the bytes that any implementation of a graph must move.
+
+    Each tensor that the graph reads is read once, and each that it changes is written
+    once. Temps are free.
     """
     input_bytes: dict[int, int] = {}
     for b in graph.buffers:

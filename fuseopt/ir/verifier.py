@@ -1,7 +1,7 @@
-"""Graph or Schedule -> nothing, or a GraphError that names what is broken.
+"""Verify a Graph or Schedule: raise a GraphError that names the broken invariant.
 
-`check_graph` holds the invariants of the IR (see graph_verifier.py). `check_schedule`
-holds those of a Schedule, and that it does what its Graph does (equivalence.py).
+`check_graph` checks the invariants of the IR (see graph_verifier.py). `check_schedule`
+checks those of a Schedule, and that it is equivalent to its Graph (equivalence.py).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ __all__ = ["check_graph", "check_schedule"]
 
 
 def check_schedule(graph: Graph, schedule: Schedule) -> None:
-    """Raise GraphError at the first way in which a Schedule is malformed or not equal
-    to its Graph. The Graph itself must have passed `check_graph`.
+    """Raise GraphError if a Schedule is malformed or not equivalent to its Graph.
+
+    The Graph itself must have passed `check_graph`.
     """
     near = overlaps(graph.buffers)
     names: set[str] = set()
@@ -83,7 +84,7 @@ def _check_kernel(graph: Graph, kernel: Kernel, near: dict[int, list[int]]) -> N
 
 
 def _check_run(run: Run) -> None:
-    """Every lane is in one block, and no kernel waits for lanes of all blocks."""
+    """Check that every lane is in one block, and no kernel waits for all blocks."""
     require(len(run.kernels) > 1, f"{run.name}: a run of one kernel")
     for kernel in run.kernels:
         require(not kernel.finish, f"{run.name}: {kernel.name} ends with a finish")
@@ -148,7 +149,7 @@ def _check_variant(graph: Graph, where: str, v: Variant) -> None:
                 require(a in lane, f"{where}: %{x} is lane code, but its %{a} is not")
         elif x in late and x not in folds:
             for a in instr.args:
-                # a tail is what it is where it is used
+                # the value of a tail depends on the instruction that uses it
                 require(
                     a in lane or a in late or v.instrs[a].op == "tail",
                     f"{where}: %{x} is output code, but its %{a} is element code",
@@ -245,7 +246,7 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
 def _check_lanes(
     graph: Graph, name: str, variants: tuple[Variant, ...], near: dict[int, list[int]]
 ) -> None:
-    """Lanes run in any order: what one writes, no other touches."""
+    """Check that lanes are independent: no lane touches memory that another writes."""
     owners: dict[int, set[tuple[int, int]]] = {}  # buffer -> lanes that touch it
     written: list[tuple[int, tuple[int, int]]] = []
     devices: set[str] = set()
@@ -274,7 +275,7 @@ def _check_lanes(
 
 
 def _check_temps(graph: Graph, schedule: Schedule) -> None:
-    """Every temp in somebody's table or among the outputs has memory."""
+    """Check that every temp in a table or among the outputs has memory."""
     touched = set(graph.outputs)
     touched.update(b for k in schedule.kernels for v in k.every for b in _seen_by(v))
     touched.update(graph.values[r] for e in schedule.externs for r in e.reads)
@@ -286,7 +287,7 @@ def _check_temps(graph: Graph, schedule: Schedule) -> None:
 
 
 def _seen_by(v: Variant) -> Iterator[int]:
-    """The buffers that a variant touches."""
+    """Yield the buffers that a variant touches."""
     for column in v.columns:
         yield from column
 
@@ -355,7 +356,7 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
 def _check_freed(
     graph: Graph, schedule: Schedule, members: dict[int, list[Buffer]]
 ) -> None:
-    """What is given back is a temp, and nobody touches it later."""
+    """Check that only temps are freed, and that nothing touches them later."""
     plan, storage = schedule.memory, [b.storage for b in graph.buffers]
     if not plan.freed:
         return
@@ -379,7 +380,7 @@ def _check_freed(
 
 
 def _launches(graph: Graph, step: Step) -> Iterator[tuple[str, set[int]]]:
-    """What a step touches between two moments at which all lanes are done with it."""
+    """Yield name and buffers of the parts of a step, between which lanes finish."""
     if isinstance(step, (Extern, Batch)):
         yield step.name, {graph.values[v] for v in (*step.reads, *step.writes)}
     elif isinstance(step, Kernel):

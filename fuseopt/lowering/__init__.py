@@ -1,10 +1,10 @@
-"""The arithmetic of ATen's pointwise operations, as functions that write instructions.
+"""Arithmetic of ATen's pointwise operations: rules that emit instructions.
 
-A rule takes a `Builder` and the instructions of its operands, already in the type eager
-computes in, and returns that of the result, not rounded to the type it is stored in;
-None where it does not cover a type. `pointwise.RULES` gives the rule of each ATen name.
+A rule takes a `Builder` and the instructions of its operands, in eager's compute type.
+It returns the instruction of the result, before rounding to the storage type; None for
+a type that it does not cover. `pointwise.RULES` gives the rule of each ATen name.
 
-The formulas were found by comparing bits with eager over random data (torch 2.13, AVX2
-and AVX-512): where eager's compiler contracted a product and a sum, the rule says
-`fma`; where it did not, it says `mul` and `add`.
+The formulas come from comparing bits with eager over random data (torch 2.13, AVX2 and
+AVX-512). Where eager's compiler contracted a product and a sum, the rule emits `fma`.
+Elsewhere it emits `mul` and `add`.
 """

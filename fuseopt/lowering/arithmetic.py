@@ -14,7 +14,8 @@ def add(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
     if alpha is None or b.is_number(alpha, 1):
         return b.op("add", x, y)
     if b.compute in FLOATS:
-        # for bf16 and f16 the vector loop rounds once, what it leaves over rounds twice
+        # for bf16 and f16 the vector loop rounds once; the leftover elements round
+        # twice
         leftover = b.op("add", x, b.rounded(b.op("mul", y, alpha)))
         body = b.op("fma", y, alpha, x)
         return b.tail(leftover, body) if b.common != b.compute else body
@@ -35,7 +36,7 @@ def rsub(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
 
 
 def add_parts(b: Builder, x: int, y: int, alpha: int | None = None) -> int:
-    """Eager multiplies complex numbers first, and then adds: two roundings."""
+    """Add parts of complex numbers: eager rounds the product, then the sum."""
     return b.op("add", x, y if alpha is None else b.op("mul", y, alpha))
 
 
@@ -59,7 +60,7 @@ def div(b: Builder, x: int, y: int) -> int:
 
 
 def div_listed(b: Builder, x: int, y: int) -> int:
-    """A list divided by one number, on a GPU: the inverse is taken in float64."""
+    """Divide a list by one number: on a GPU, multiply by the inverse in float64."""
     if not b.is_given(y) or b.compute not in FLOATS:
         return b.op("div", x, y)
     wide = b.op("div", b.const(1.0, "f64"), b.unrounded(y), dtype="f64")
@@ -94,7 +95,7 @@ def lerp(b: Builder, start: int, end: int, weight: int) -> int:
 
 
 def pow(b: Builder, x: int, y: int) -> int | None:
-    """A power: products for small exponents, else a function."""
+    """Compute a power: products for small exponents, else a function."""
     exponent = b.numbers.get(y)
     if b.is_int():
         return integer_power(b, x, exponent)
@@ -122,7 +123,7 @@ def pow(b: Builder, x: int, y: int) -> int | None:
             twice = 2 if b.common == "bf16" else None
             return rsqrt(b, x, twice) if b.common != "f16" else inverse_sqrt(b, x)
         if b.common == "f32" and not b.on_gpu:
-            # eager takes the power in double, the exponent being one, but in its
+            # eager computes the power in double, like the exponent, except in its
             # vector loop
             wide = b.cast(x, "f64"), b.emit(b.instrs[y]._replace(dtype="f64"))
             plain = b.cast(b.op("pow", *wide, dtype="f64"), "f32")
@@ -131,7 +132,7 @@ def pow(b: Builder, x: int, y: int) -> int | None:
 
 
 def integer_power(b: Builder, x: int, exponent: float | None) -> int | None:
-    """A product, where the exponent is a small number."""
+    """Compute a power as products, if the exponent is 1, 2 or 3."""
     if exponent not in (1, 2, 3) or x in b.numbers:
         return None
     result = x
@@ -150,7 +151,9 @@ def sign(b: Builder, x: int) -> int:
 
 
 def clamp(b: Builder, x: int, low: int | None = None, high: int | None = None) -> int:
-    """A NaN, or an x equal to the bound, stays x; tensor bounds spread their NaN."""
+    """Clamp x. A NaN, or an x equal to the bound, stays x; tensor bounds spread their
+    NaN.
+    """
     if low is not None:
         number = low in b.numbers
         x = (
@@ -169,12 +172,12 @@ def clamp(b: Builder, x: int, low: int | None = None, high: int | None = None) -
 
 
 def clamp_max(b: Builder, x: int, high: int) -> int:
-    """The smaller of x and high."""
+    """Return the smaller of x and high."""
     return clamp(b, x, None, high)
 
 
 def sqrt(b: Builder, x: int) -> int:
-    """Eager takes the roots of f32 and f64 from a vector library, on a CPU."""
+    """Compute a root; for f32 and f64 on a CPU, eager uses a vector library."""
     return b.op(
         "vsqrt" if b.vector_library and b.common in ("f32", "f64") else "sqrt", x
     )
@@ -186,11 +189,11 @@ def reciprocal(b: Builder, x: int) -> int:
 
 
 def inverse_sqrt(b: Builder, x: int) -> int:
-    """1 / sqrt(x), both as IEEE rounds."""
+    """Compute 1 / sqrt(x), both with IEEE rounding."""
     return b.op("div", b.const(1.0), b.op("sqrt", x))
 
 
 def rsqrt(b: Builder, x: int, size: int | None = None) -> int:
-    """1 / sqrt(x); of 16-bit floats, what loops leave over is rounded twice."""
+    """Compute 1 / sqrt(x); leftover 16-bit elements are rounded twice."""
     leftover = b.op("div", b.const(1.0), b.rounded(b.op("sqrt", x)))
     return b.tail(leftover, inverse_sqrt(b, x), size)

@@ -1,4 +1,4 @@
-"""Collects the instructions of one body: what the rules of ops write with."""
+"""Builder that collects the instructions of one body for the rules of ops."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..ir.graph import FLOATS, Instr
 
 
 def single(value: float) -> float:
-    """The float32 nearest to a number."""
+    """Return the float32 nearest to a number."""
     return float(unpack("f", pack("f", value))[0])
 
 
 class Builder:
-    """Collects the instructions of one body, reusing those that are equal.
+    """Collects the instructions of one body, and reuses equal ones.
 
-    `on_gpu`: the bits of eager's kernels for GPUs are wanted.
-    `single`: the operands are numbers without dimensions, which no vector holds.
+    `on_gpu`: emit the bits of eager's GPU kernels. `single`: the operands are numbers
+    without dimensions, which no vector holds.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Builder:
         self.instrs: list[Instr] = []
         self.known: dict[Instr, int] = {}
         self.numbers: dict[int, float | None] = {}
-        #: operands that are one number for all elements, written or without dimensions
+        #: operands that are one number for all elements: literals, or 0-d
         self.shared: set[int] = set()
-        #: of those without dimensions, the CPU's beside tensors of a GPU
+        #: 0-d operands on the CPU beside tensors of a GPU
         self.on_host: set[int] = set()
 
     def unrounded(self, number: int) -> int:
-        """A number that stands in the call, or in memory, as the float64 that it is."""
+        """Return a number of the call, or in memory, as its original float64."""
         instr = self.instrs[number]
         if instr.op == "cast":
             return self.unrounded(instr.args[0])
@@ -63,7 +63,7 @@ class Builder:
         return self.emit(Instr("const", (), dtype or self.compute, value))
 
     def zero(self) -> int:
-        """The number 0, as an operand that stood in the call."""
+        """Emit the number 0, like a literal operand of the call."""
         x = self.const(0.0)
         self.numbers[x] = 0.0
         return x
@@ -72,22 +72,22 @@ class Builder:
         return x if self.instrs[x].dtype == dtype else self.op("cast", x, dtype=dtype)
 
     def is_given(self, x: int) -> bool:
-        """Is operand x handed to eager's kernels for GPUs as a number?"""
+        """Does eager pass operand x to its GPU kernels as a number?"""
         return x in self.numbers or x in self.on_host
 
     def is_number(self, x: int, value: float) -> bool:
-        """Was operand x written in the graph as exactly this number?"""
+        """Is operand x a literal in the graph with exactly this value?"""
         return self.numbers.get(x) == value
 
     def rounded(self, x: int) -> int:
-        """x as a tensor of the common dtype would hold it."""
+        """Round x to the common dtype."""
         return self.cast(self.cast(x, self.common), self.compute)
 
     def tail(self, tail: int, body: int, size: int | None = None) -> int:
-        """`tail` where eager's vectorized loop has ended, `body` inside it.
+        """Select `tail` after the end of eager's vectorized loop, `body` inside it.
 
-        `size`: bytes of an element, where the loop takes two vectors of the processor
-        at a time, and AVX2 more, where it takes two of 32 bytes; None where it takes 32
+        `size`: bytes of an element, if the loop takes two vectors of the processor at a
+        time. Add AVX2 if it takes two vectors of 32 bytes. None if it takes 32
         elements.
         """
         if tail == body or self.single:
@@ -95,7 +95,7 @@ class Builder:
         return self.op("where", self.emit(Instr("tail", (), "b8", size)), tail, body)
 
     def narrow(self) -> bool:
-        """Is this computed in float32 and stored in 16 bits?"""
+        """Does eager compute in float32 and store 16 bits?"""
         return self.common != self.compute
 
     def is_int(self) -> bool:

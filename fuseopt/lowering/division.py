@@ -1,4 +1,4 @@
-"""Division to whole numbers, and what it leaves."""
+"""Division to whole numbers, and its remainders."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .select import copysign
 
 
 def not_zero(b: Builder, y: int) -> int:
-    """A divisor that a processor does not stop at; eager raises an error."""
+    """Replace a zero divisor by 1, since a processor traps; eager raises an error."""
     return b.op("where", b.compare("eq", y, b.const(0)), b.const(1), y)
 
 
 def integer_quotient(b: Builder, x: int, y: int) -> tuple[int, int, int] | None:
-    """The divisor, the quotient cut off, and the rest; None where y may be zero."""
+    """Return divisor, truncated quotient and remainder; None where y may be zero."""
     if y not in b.numbers or x in b.numbers:
         return None
     y = not_zero(b, y)
@@ -23,14 +23,14 @@ def integer_quotient(b: Builder, x: int, y: int) -> tuple[int, int, int] | None:
 
 
 def other_side(b: Builder, rest: int, y: int) -> int:
-    """Is a rest not zero, and of the other sign than the divisor?"""
+    """Test for a nonzero remainder whose sign differs from the divisor's."""
     zero = b.const(0)
     above, below = b.compare("lt", zero, rest), b.compare("lt", rest, zero)
     return b.op("where", b.compare("lt", y, zero), above, below, dtype="b8")
 
 
 def div_trunc(b: Builder, x: int, y: int) -> int | None:
-    """x / y without its fraction."""
+    """Compute x / y without its fraction."""
     if not b.is_int():
         quotient = b.op("div", x, y)
         # eager computes in float32 throughout, if one number divides all
@@ -40,7 +40,9 @@ def div_trunc(b: Builder, x: int, y: int) -> int | None:
 
 
 def div_floor(b: Builder, x: int, y: int) -> int | None:
-    """As Python does it: the quotient of what fmod leaves, made whole."""
+    """Compute Python's floor division: the quotient of x - fmod(x, y), rounded to
+    whole.
+    """
     if b.is_int():
         integer = integer_quotient(b, x, y)
         if integer is None:
@@ -51,7 +53,7 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
     zero, one = b.const(0.0), b.const(1.0)
 
     def kept(value: int) -> int:
-        # eager rounds all on the way, but where one number divides all
+        # eager rounds each intermediate result, except if one number divides all
         return value if y in b.shared else b.rounded(value)
 
     plain = kept(b.op("div", x, y))
@@ -69,13 +71,13 @@ def div_floor(b: Builder, x: int, y: int) -> int | None:
 
 
 def float_fmod(b: Builder, x: int, y: int) -> int:
-    """Sleef's in vectors, which gives NaN for some y that are subnormal, then C's."""
+    """Compute Sleef's fmod in vectors (NaN for some subnormal y), then C's."""
     size = AVX2 + DTYPE_BYTES[b.common]
     return in_vectors(b, b.op("fmod", x, y), "fmod", x, y, size=size)
 
 
 def remainder(b: Builder, x: int, y: int) -> int | None:
-    """With the sign of the divisor."""
+    """Compute the remainder with the sign of the divisor."""
     if b.is_int():
         quotient = integer_quotient(b, x, y)
         if quotient is None:
@@ -87,7 +89,7 @@ def remainder(b: Builder, x: int, y: int) -> int | None:
 
 
 def fmod(b: Builder, x: int, y: int) -> int | None:
-    """With the sign of the dividend."""
+    """Compute the remainder with the sign of the dividend."""
     if not b.is_int():
         return float_fmod(b, x, y)
     quotient = integer_quotient(b, x, y)

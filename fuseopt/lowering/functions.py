@@ -1,4 +1,4 @@
-"""Functions such as exp, from the library that eager calls for each."""
+"""Functions such as exp, each from the library that eager calls."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from ..ir.graph import DTYPE_BYTES
 from .builder import Builder, Rule, single
 from .select import sign_bit
 
-#: Those it takes from Sleef for every element of a tensor.
+#: Functions that eager takes from Sleef for every element of a tensor.
 MAPPED = ("expm1", "log1p", "lgamma")
-#: Those it takes from Sleef in vectorized loops, and from C's library in what is left.
+#: Functions that eager takes from Sleef in vectorized loops, and from C's library for
+#: leftover elements.
 LOOPS = ("exp2", "sinh", "cosh", "atanh", "atan2", "hypot")
 
 
 def in_vectors(
     b: Builder, plain: int, function: str, *args: int, size: int | None = None
 ) -> int:
-    """Sleef's function where eager's loop has whole vectors, `plain` in what is left.
+    """Select Sleef's function in eager's whole vectors, and `plain` for leftover
+    elements.
 
-    `size`: as in `Builder.tail`; the processor's vectors, if it is not given. Of 16-bit
-    floats too few numbers differ there to tell the two apart.
+    `size`: as in `Builder.tail`; by default the processor's vectors. For 16-bit floats
+    Sleef's function is used everywhere: too few results differ to distinguish the two.
     """
     if not b.vector_library or b.single:
         return plain
@@ -31,7 +33,7 @@ def in_vectors(
 
 
 def loop(function: str) -> Callable[..., int]:
-    """A function of eager's vectorized loops."""
+    """Make the rule of a function that eager calls in vectorized loops."""
 
     def rule(b: Builder, *args: int) -> int:
         return in_vectors(b, b.op(function, *args), function, *args)
@@ -40,7 +42,7 @@ def loop(function: str) -> Callable[..., int]:
 
 
 def mapped(function: str) -> Rule:
-    """A function that eager takes from Sleef for every element, left over or not."""
+    """Make the rule of a function that eager takes from Sleef for every element."""
 
     def rule(b: Builder, x: int) -> int:
         return b.op(f"sleef_{function}" if b.vector_library else function, x)
@@ -49,7 +51,7 @@ def mapped(function: str) -> Rule:
 
 
 def library(function: str) -> Callable[..., int]:
-    """A function of a vector library on f32 and f64, of Sleef on 16-bit floats."""
+    """Make a rule: a vector library on f32 and f64, Sleef on 16-bit floats."""
 
     def rule(b: Builder, x: int) -> int:
         if not b.vector_library:
@@ -60,7 +62,7 @@ def library(function: str) -> Callable[..., int]:
 
 
 def erf(b: Builder, x: int) -> int:
-    """As the library has it; of 16-bit floats a polynomial (Abramowitz and Stegun)."""
+    """Call the library; for 16-bit floats a polynomial (Abramowitz and Stegun)."""
     if not b.vector_library or not b.narrow():
         return library("erf")(b, x)
     size, one = b.op("abs", x), b.const(1.0)
@@ -111,7 +113,7 @@ def softplus(b: Builder, x: int, beta: int, threshold: int) -> int:
 
 
 def xlogy(b: Builder, x: int, y: int) -> int:
-    """0 where x is, whatever y is, save NaN."""
+    """Compute x * log(y): 0 where x is 0, for any y but NaN."""
     zero = b.const(0.0)
     product = b.op("mul", x, b.rounded(b.op("log", y)))
     product = b.op("where", b.compare("eq", x, zero), zero, product)

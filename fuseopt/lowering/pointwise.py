@@ -1,12 +1,11 @@
-"""ATen name -> Body: the arithmetic of every pointwise operation, in one table.
+"""Lower an ATen name to a Body: the arithmetic of every pointwise op, in one table.
 
-`lower` takes the name of an op, its operands and the dtypes torch's promotion gave, and
-returns the `Body` that gives the bits of eager, on a CPU or on a GPU; None if no rule
-covers it. A rule receives its operands already in the type eager computes in (bf16 and
-f16 compute in f32) and returns the unrounded result; the store rounds it, as eager does
-after every call.
+`lower` takes the name of an op, its operands and the dtypes of torch's promotion. It
+returns the `Body` with the bits of eager, on a CPU or on a GPU; None if no rule covers
+it. A rule receives its operands in eager's compute type (bf16 and f16 compute in f32).
+It returns the unrounded result; the store rounds it, as eager does after every call.
 
-docs/ops.md shows the table, docs/numerics.md what is not exact.
+docs/ops.md shows the table, docs/numerics.md the inexact cases.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .builder import Builder, Rule
 class Tensor(NamedTuple):
     """An operand in memory: its storage dtype, and whether it has no dimension.
 
-    `on_host`: it has none, and lies in the CPU's memory beside tensors of a GPU.
+    `on_host`: it is 0-d, on the CPU, beside tensors of a GPU.
     """
 
     dtype: str
@@ -34,24 +33,25 @@ class Number(NamedTuple):
 
     value: float | None
     is_float: bool = True
-    stored: bool = False  # lies in memory, as a 0-d float64
+    stored: bool = False  # in memory, as a 0-d float64
 
 
 Operand = Tensor | Number
 
-#: Scalars whose value decides the form of a body, for any op; others only for `pow`.
+#: Scalars whose value decides the structure of a body, for any op; `pow` also depends
+#: on all others.
 STRUCTURAL = (0, 1)
 STRUCTURAL_OPS = frozenset({"pow"})
-#: Operands (op, position) that choose, and take no part in the arithmetic.
+#: Operands (op, position) that select, without arithmetic.
 MASKS = frozenset({("where", 0), ("masked_fill", 1)})
 
 
 def opmath(dtype: str) -> str:
-    """The dtype in which eager computes on tensors of `dtype`."""
+    """Return the dtype in which eager computes on tensors of `dtype`."""
     return "f32" if dtype in ("bf16", "f16") else dtype
 
 
-#: Ops that take their operand as it is stored.
+#: Ops that use their operand in its storage type.
 UNCHANGED = frozenset({"copy", "fill", "bitcast", "fuseopt::index_like"})
 #: Ops whose bf16 and f16 kernels round a number to the tensor's type before they use
 #: it; the others keep it in float32.
@@ -62,28 +62,28 @@ ROUND_NUMBERS = frozenset(
         "masked_fill nan_to_num atan2 hypot hardshrink"
     ).split()
 )
-#: Those of them whose kernels for GPUs keep it in float32 as well. (`maximum` and
-#: `minimum` of a number are calls of lists.)
+#: Ops among them whose GPU kernels keep the number in float32 too. (`maximum` and
+#: `minimum` of a number are foreach calls.)
 WIDE_ON_GPU = frozenset(
     (
         "add sub rsub mul_rounded clamp clamp_min clamp_max maximum minimum hardtanh"
     ).split()
 )
-#: Those whose kernels for GPUs round it.
+#: Ops whose GPU kernels round the number.
 ROUNDED_ON_GPU = ROUND_NUMBERS - WIDE_ON_GPU | {"softshrink"}
-#: Operands (op, position) that stay in float32 where they are 0-d, as if numbers.
+#: Operands (op, position) that stay in float32 if they are 0-d, like numbers.
 WIDE_ZERO_DIM = frozenset(
     {("mul", 1), ("div", 1), ("lerp_listed", 2), ("addcmul", 3), ("addcdiv", 3)}
     | {("floor_divide", 1), ("div_floor", 1), ("div_trunc", 1)}
 )
-#: Those for which eager reads the tensor's number and calls its kernel for GPUs with
-#: it, wherever the tensor lies. Any other 0-d tensor of the GPU is read as the type of
-#: the larger tensors, rounded to it.
+#: Operands for which eager reads the tensor's number and passes it to its GPU kernel,
+#: on any device. Any other 0-d tensor of the GPU is rounded to the type of the larger
+#: tensors.
 READ_ON_GPU = frozenset(
     {("add", 2), ("sub", 2), ("rsub", 2), ("addcmul", 3), ("addcdiv", 3)}
     | {("lerp_listed", 2)}
 )
-#: Those that kernels for GPUs are given as numbers where they lie on the CPU.
+#: Operands that GPU kernels get as numbers if they lie on the CPU.
 GIVEN_ON_GPU = frozenset(
     {(op, i) for op in ("add", "sub", "rsub", "mul") for i in (0, 1)}
     | {(op, 1) for op in ("div", "div_listed", "floor_divide", "div_floor")}
@@ -97,17 +97,18 @@ RULES: dict[str, Rule] = {
     "mul": arithmetic.mul,
     # in-place aten._foreach_mul_ by a number, which eager rounds to the tensor's type
     "mul_rounded": arithmetic.mul,
-    # of the parts of complex numbers
+    # for the parts of complex numbers
     "add_parts": arithmetic.add_parts,
     "sub_parts": arithmetic.sub_parts,
     "div": arithmetic.div,
-    # aten._foreach_div by a number and by a list of numbers, where that is a GPU's
+    # aten._foreach_div by a number and by a list of numbers, on a GPU
     "div_listed": arithmetic.div_listed,
     "div_exact": select.plain("div"),
     "neg": select.plain("neg"),
     "abs": select.plain("abs"),
     "sqrt": arithmetic.sqrt,
-    "root": select.plain("sqrt"),  # the end of a norm, which no vector library takes
+    # the root of a norm, which never uses a vector library
+    "root": select.plain("sqrt"),
     "rsqrt": arithmetic.rsqrt,
     "reciprocal": arithmetic.reciprocal,
     "square": lambda b, x: b.op("mul", x, x),
@@ -174,9 +175,9 @@ RULES: dict[str, Rule] = {
     "bitwise_right_shift": select.shift("shr"),
     "__lshift__": select.shift("shl"),
     "__rshift__": select.shift("shr"),
-    # a tensor seen as another type of the same size
+    # a tensor viewed as another type of the same size
     "bitcast": lambda b, x: b.op("bitcast", x, dtype=b.common),
-    # of a contiguous tensor, the number of each element
+    # the index of each element of a contiguous tensor
     "fuseopt::index_like": lambda b, x: b.op("index", x, dtype="i32"),
     **{op: functions.library(op) for op in VENDOR},
     "erf": functions.erf,
@@ -185,7 +186,7 @@ RULES: dict[str, Rule] = {
     **{op: select.plain(op) for op in ("asinh", "acosh")},
     "nextafter": select.nextafter,
 }
-#: Ops without a meaning on integers, which eager makes floats of first.
+#: Ops that eager computes in floats, even for integers.
 FLOAT_ONLY = frozenset(
     (*VENDOR, *functions.MAPPED, *functions.LOOPS, "asinh", "acosh", "nextafter")
 ) | frozenset("sqrt rsqrt reciprocal sigmoid silu softplus copysign xlogy".split())
@@ -199,13 +200,13 @@ def lower(
     vector_library: bool = True,
     on_gpu: bool = False,
 ) -> Body | None:
-    """The body of `op`, or None where no rule covers it.
+    """Return the body of `op`, or None if no rule covers it.
 
     `operands`: tensors and numbers in the order of the op's arguments, None for one
-    left out. `common`: the dtype torch's promotion gives the operands. `out`: storage
-    dtype of the result. `vector_library`: give the bits of eager on a CPU, which takes
-    some functions from a vector library; else those of IEEE arithmetic. `on_gpu`: give
-    the bits of eager's kernels for GPUs.
+    left out. `common`: the dtype of torch's promotion. `out`: storage dtype of the
+    result. `vector_library`: give the bits of eager on a CPU, which takes some
+    functions from a vector library; else those of IEEE arithmetic. `on_gpu`: give the
+    bits of eager's GPU kernels.
     """
     rule = RULES.get(op)
     if rule is None:
@@ -229,8 +230,8 @@ def lower(
             if op in UNCHANGED or (op, position) in MASKS:
                 args.append(x)
             else:
-                # eager casts to the common type, then widens to compute; the first
-                # rounds only where a 0-d tensor is wider than what it meets
+                # eager casts to the common type, then widens to compute; the cast
+                # rounds only if a 0-d tensor is wider than the common type
                 wide = _stays_wide(op, position, operand, on_gpu)
                 x = b.cast(x if wide else b.cast(x, common), compute)
                 args.append(x)
@@ -240,7 +241,7 @@ def lower(
                     b.on_host.add(x)
             continue
         if operand.stored and (op, position) == ("pow", 1):
-            return None  # eager goes other ways for some exponents
+            return None  # eager uses other formulas for some exponents
         if operand.stored:
             x = b.cast(b.emit(Instr("load", (), "f64", len(reads))), compute)
             reads.append("f64")
@@ -260,7 +261,7 @@ def lower(
 
 
 def _stays_wide(op: str, position: int, operand: Tensor, on_gpu: bool) -> bool:
-    """Is a 0-d operand used in float32 where the common type has 16 bits?"""
+    """Is a 0-d operand used in float32 although the common type has 16 bits?"""
     place = (op, position)
     if not on_gpu:
         return operand.zero_dim and place in WIDE_ZERO_DIM

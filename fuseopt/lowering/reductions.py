@@ -1,9 +1,8 @@
-"""ATen's reductions -> Body: what is done to each element, how it is folded, and what
-then becomes of the result.
+"""Lower ATen's reductions to a Body: the arithmetic per element, and the fold.
 
-The order of a sum decides its bits. `sum` and `sumsq` are folded in the order of
-eager's CPU kernels where the operand is dense (codegen/cpp/reduce.py says how); a GPU
-has an order of its own. docs/numerics.md names what is not exact.
+The order of a sum decides its bits. On a CPU, dense operands are folded in the order of
+eager's kernels (codegen/cpp/reduce.py describes it); a GPU has its own order.
+docs/numerics.md lists the inexact cases.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Fold(NamedTuple):
     """A reduction: `before` each element, the `fold`, and the op on its result.
 
     `after`: "" or "root" (a square root) or "mean" (a quotient by the count). `empty`:
-    the result over no elements, None where eager raises.
+    the result over no elements, None if eager raises.
     """
 
     before: str
@@ -45,7 +44,7 @@ FOLDS: dict[str, Fold] = {
 
 
 def accumulator(kind: str, dtype: str) -> str:
-    """The dtype in which elements of `dtype` are folded."""
+    """Return the dtype in which elements of `dtype` are folded."""
     fold = FOLDS[kind]
     if fold.before == "true":
         return "i32"
@@ -55,9 +54,9 @@ def accumulator(kind: str, dtype: str) -> str:
 
 
 def lower_reduction(kind: str, dtype: str, full: bool, cast: str = "") -> Body:
-    """The body of a reduction of a tensor of `dtype`, "dot" of two.
+    """Return the body of a reduction of a tensor of `dtype`; "dot" has two.
 
-    `full`: to one number. `cast`: the dtype to which elements are brought first.
+    `full`: fold to one number. `cast`: the dtype to which elements are converted first.
     """
     fold = FOLDS[kind]
     acc = accumulator(kind, cast or dtype)

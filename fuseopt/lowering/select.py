@@ -1,4 +1,4 @@
-"""Comparisons, choices, and operations on the bits of numbers."""
+"""Comparisons, selections, and operations on the bits of numbers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def where(b: Builder, mask: int, x: int, y: int) -> int:
 
 
 def plain(op: str) -> Rule:
-    """An op that is one instruction."""
+    """Make the rule of an op that is one instruction."""
     return lambda b, *args: b.op(op, *args)
 
 
 def whole(op: str) -> Rule:
-    """A rounding to whole numbers, which integers are."""
+    """Make the rule of a rounding to whole numbers; integers stay unchanged."""
     return lambda b, x: x if b.is_int() else b.op(op, x)
 
 
 def comparison(op: str, swap: bool = False) -> Rule:
-    """A comparison of x and y."""
+    """Make the rule of a comparison of x and y."""
 
     def rule(b: Builder, x: int, y: int) -> int:
         return b.compare(op, y, x) if swap else b.compare(op, x, y)
@@ -39,7 +39,7 @@ def comparison(op: str, swap: bool = False) -> Rule:
 
 
 def logical(op: str) -> Rule:
-    """Operands count as true where they are not zero."""
+    """Make the rule of a logical op; nonzero operands count as true."""
 
     def rule(b: Builder, *args: int) -> int:
         zero = b.const(0.0)
@@ -52,12 +52,12 @@ def logical(op: str) -> Rule:
 
 
 def identity(b: Builder, x: int) -> int:
-    """x itself."""
+    """Return x itself."""
     return x
 
 
 def bitwise(op: str) -> Rule:
-    """An operation on the bits of integers."""
+    """Make the rule of an operation on the bits of integers."""
 
     def rule(b: Builder, *args: int) -> int | None:
         return b.op(op, *args) if b.is_int() else None
@@ -66,7 +66,7 @@ def bitwise(op: str) -> Rule:
 
 
 def shift(op: str) -> Rule:
-    """A shift by less than nothing, or by more than there is, leaves no digit."""
+    """Make the rule of a shift; a negative or too large shift leaves no digit."""
 
     def rule(b: Builder, x: int, y: int) -> int | None:
         if not b.is_int() or b.compute == "b8":
@@ -86,7 +86,7 @@ def shift(op: str) -> Rule:
 
 
 def sign_bit(b: Builder, x: int) -> int:
-    """Is the sign of x negative, that of zero or NaN too?"""
+    """Test the sign bit of x, also of zero and NaN."""
     if b.is_int():
         return b.compare("lt", x, b.const(0))
     whole = "i64" if b.compute == "f64" else "i32"
@@ -101,14 +101,14 @@ def copysign(b: Builder, x: int, y: int) -> int:
 
 
 def is_infinite(b: Builder, x: int) -> int:
-    """Is the size of x infinite?"""
+    """Test whether x is infinite."""
     if b.is_int():
         return b.const(0, "b8")
     return b.compare("eq", b.op("abs", x), b.const(float("inf")))
 
 
 def nextafter(b: Builder, x: int, y: int) -> int | None:
-    """The number beside x on the way to y; of 16-bit floats an extern's."""
+    """Return the float next to x towards y; None for 16-bit floats (an extern)."""
     return None if b.narrow() else b.op("nextafter", x, y)
 
 
@@ -130,18 +130,18 @@ def threshold(b: Builder, x: int, threshold: int, value: int) -> int:
 
 
 def hardshrink(b: Builder, x: int, most: int) -> int:
-    """0 where x lies within `most` of it, else x."""
+    """Return 0 where |x| <= `most`, else x."""
     least = b.op("neg", most)
     above = b.op("where", b.compare("le", x, most), b.const(0), x)
     return b.op("where", b.compare("le", least, x), above, x)
 
 
 def softshrink(b: Builder, x: int, most: int) -> int:
-    """x, moved towards 0 by `most`, and no further: the proximal map of `most` times
-    the 1-norm. NaN stays.
+    """Move x towards 0 by `most`, and no further; NaN stays.
 
-    Between, eager's vectorized loops give 0; what they leave over is a product with 0,
-    which keeps the sign.
+    This is the proximal map of `most` times the 1-norm. Between the bounds, eager's
+    vectorized loops give 0; leftover elements are a product with 0, which keeps the
+    sign.
     """
     least = b.op("neg", most)
     vector = b.op("where", b.compare("eq", x, x), b.const(0), x)
@@ -166,7 +166,7 @@ def nan_to_num(
     above: int | None = None,
     below: int | None = None,
 ) -> int:
-    """x, with numbers for NaN and the infinities."""
+    """Replace NaN and the infinities in x by numbers."""
     if b.is_int():
         return x
     largest, infinity = LARGEST[b.common], float("inf")

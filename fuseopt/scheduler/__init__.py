@@ -1,4 +1,4 @@
-"""Graph -> Schedule: kernels first, then one pass after another over the schedule."""
+"""Schedule a Graph: fuse it into kernels, then apply one pass after another."""
 
 from .passes import Machine
 from .pipeline import PASSES, schedule

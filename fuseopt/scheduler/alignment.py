@@ -1,13 +1,12 @@
-"""Graph -> the same, its nodes split where rows differ in anything that a rule asks.
+"""Split the nodes of a graph where rows differ in a property that a rule reads.
 
-A *lane* is the rows that hang together: those that touch the same memory, if somebody
-writes it. In what is returned here, all rows of a node belong to lanes that are alike:
-row k of one node meets row k of another, and so does every other row, or one value is
-read by all of them. So the scheduler looks at first rows alone, and what it finds holds
-at every list index.
+A *lane* is a connected set of rows: rows that touch the same memory, if a row writes
+it. In the result, all rows of a node belong to lanes that are alike. If row k of one
+node touches row k of another, then so does every other row; or all rows read one value.
+So the scheduler reads only first rows, and its results hold at every list index.
 
-A number without dimensions that no list has made, a total norm say, is read by many
-lanes and does not tie them together, unless `tied` says so.
+Many lanes may read a number without dimensions that no list has made, such as a total
+norm. It does not join them, unless `tied` lists it.
 """
 
 from __future__ import annotations
@@ -38,9 +37,11 @@ Frame = dict[int, Sequence[int]]
 
 @dataclass(frozen=True)
 class Aligned:
-    """`graph`: its nodes, split. `first[i]` is the first row of node i, `home[i]` the
-    node of the given graph that it is of and its rows there, `list_index[i]` the first
-    of these; -1 if there is no list. `near`: what overlaps, see `overlaps`.
+    """A graph with split nodes.
+
+    `first[i]` is the first row of node i. `home[i]` is its node in the original graph,
+    with its rows there; `list_index[i]` is the first of these, or -1 without a list.
+    `near`: the overlapping buffers, see `overlaps`.
     """
 
     graph: Graph
@@ -50,18 +51,18 @@ class Aligned:
     near: dict[int, list[int]]
 
     def rows(self, i: int) -> int:
-        """How many rows node i has."""
+        """Return the number of rows of node i."""
         return len(self.home[i][1])
 
     def buffers(self, column: Column) -> Column:
-        """The buffers of a column of values."""
+        """Return the buffers of a column of values."""
         return tuple(map(self.graph.values.__getitem__, column))
 
 
 def align(graph: Graph, tied: frozenset[int] = frozenset()) -> Aligned:
     """Split the nodes of a graph until rows of one are alike; see the module.
 
-    `tied`: numbers whose readers are one lane, all of them.
+    `tied`: numbers whose readers all form one lane.
     """
     near = overlaps(graph.buffers)
     wide = [i for i, n in enumerate(graph.nodes) if _rows(n) > 1]
@@ -94,14 +95,14 @@ def _rows(node: Node) -> int:
 
 
 def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
-    """Nodes whose rows meet row by row, together."""
+    """Yield groups of nodes whose rows touch each other row by row."""
     joining = facts.joining(tied)
     nodes = list(facts.columns)
     place = {i: k for k, i in enumerate(nodes)}
     sets = UnionFind(len(nodes))
-    owner: dict[int, int] = {}  # buffer -> the node that first has its column
+    owner: dict[int, int] = {}  # buffer -> the first node with its column
     node_of: dict[Column, int] = {}
-    crossed: list[int] = []  # nodes whose columns meet in another order
+    crossed: list[int] = []  # nodes whose columns touch in a different order
     for i in nodes:
         for column in dict.fromkeys(facts.columns[i]):
             if joining.isdisjoint(column):
@@ -117,7 +118,8 @@ def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
                     sets.join(place[i], place[cast(int, other)])
             owner.update(dict.fromkeys(column, i))
     # a view that is only read belongs to the lane that writes its memory
-    place_of: dict[int, tuple[int, int]] = {}  # buffer -> (node, row) that first met it
+    # buffer -> the first (node, row) that touches it
+    place_of: dict[int, tuple[int, int]] = {}
     for i in nodes if facts.near else ():
         for column in facts.columns[i]:
             for k, b in enumerate(column):
@@ -140,7 +142,7 @@ def _frames(facts: _Facts, tied: frozenset[int]) -> Iterator[Frame]:
 def _untangled(
     facts: _Facts, nodes: Sequence[int], joining: frozenset[int]
 ) -> Iterator[Frame]:
-    """The same, asked row by row: lists of other lengths, or in another order."""
+    """Yield groups row by row, for lists of unequal length or in a different order."""
     places = [(i, k) for i in nodes for k in range(_rows(facts.graph.nodes[i]))]
     number = {place: at for at, place in enumerate(places)}
     sets = UnionFind(len(places))
@@ -160,7 +162,7 @@ def _untangled(
     for lane in lanes.values():
         members = tuple([i for i, _ in lane])
         if len(set(members)) < len(members):
-            # several rows of one node: each is planned by itself
+            # several rows of one node: each is planned separately
             for i, k in lane:
                 yield {i: [k]}
         else:
@@ -169,12 +171,14 @@ def _untangled(
         yield dict(zip(members, map(list, zip(*rows, strict=True)), strict=True))
 
 
-# ---------------------------------------------------------------- what rules ask
+# ---------------------------------------------------------------- facts for rules
 
 
 class _Facts:
-    """What rules ask of rows, by column: `columns` has those of buffers of each node
-    with several rows, equal ones as one object.
+    """Properties of rows that rules read, by column.
+
+    `columns` has the columns of buffers of each node with several rows, equal ones as
+    one object.
     """
 
     def __init__(
@@ -186,7 +190,7 @@ class _Facts:
         self.entry = frozenset(graph.initial)
         self.final = frozenset(graph.final)
         self.maker: dict[int, int] = {}
-        #: who touches a buffer besides rows: (node, does it write?)
+        #: the touches of a buffer outside of rows: (node, True for a write)
         self.outside: dict[int, tuple[tuple[int, bool], ...]] = {}
         self.columns: dict[int, list[Column]] = {}
         interned: dict[Column, Column] = {}
@@ -204,14 +208,14 @@ class _Facts:
                     for c in chain(n.reads, n.writes)
                 ]
                 self.columns[i] = [interned.setdefault(c, c) for c in node_columns]
-        #: where a buffer stands that rows touch: (column, row)
+        #: the position of a buffer that rows touch: (column, row)
         self.position: dict[int, tuple[int, int]] = {}
         if near:
             for c in interned:
                 self.position.update((b, (id(c), k)) for k, b in enumerate(c))
 
     def joining(self, tied: frozenset[int]) -> frozenset[int]:
-        """The buffers that make one lane of the rows that touch them."""
+        """Return the buffers that join the rows that touch them into one lane."""
         joins = set(tied)
         for i, n in enumerate(self.graph.nodes):
             if isinstance(n, Extern):
@@ -224,14 +228,15 @@ class _Facts:
         return frozenset(joins)
 
     def anchors(self, b: int, joining: frozenset[int]) -> list[int]:
-        """The joining buffers whose memory b shares, b among them; none if its memory
-        is its own.
+        """Return the joining buffers that share memory with b, including b.
+
+        Returns none if b shares no memory.
         """
         near = self.near.get(b, ())
         return [x for x in (b, *near) if x in joining] if near else []
 
     def alike(self, frame: Frame) -> list[Frame]:
-        """A frame in parts, of which all lanes are alike."""
+        """Split a frame into parts in which all lanes are alike."""
         rows = next(iter(frame.values()))
         if len(rows) == 1:
             return [frame]
@@ -247,7 +252,7 @@ class _Facts:
         ]
 
     def _labels(self, frame: Frame) -> Iterator[Sequence[Any]]:
-        """Columns of which equal entries mean that rules see no difference."""
+        """Yield columns in which equal entries mean that rules see no difference."""
         graph = self.graph
         touched: dict[Column, None] = {}
         reduces = False
@@ -284,7 +289,7 @@ class _Facts:
             yield from _same(pairs)
 
     def _memory(self, c: Column) -> Iterator[Sequence[Any]]:
-        """What else there is to the memory of a column."""
+        """Yield further properties of a column's memory."""
         if self.shared:
             yield [self.graph.buffers[b].storage in self.shared for b in c]
         if not self.outside.keys().isdisjoint(c):
@@ -293,7 +298,7 @@ class _Facts:
             yield [self._near(b) for b in c]
 
     def _near(self, b: int) -> tuple[tuple[bool, int], ...]:
-        """What overlaps a buffer: columns where that is its own row, else buffers."""
+        """Return the overlaps of a buffer: columns in its own row, else buffers."""
         position = self.position[b][1]
         overlapping: list[tuple[bool, int]] = []
         for x in self.near.get(b, ()):
@@ -303,7 +308,7 @@ class _Facts:
 
 
 def _same(columns: Iterable[Sequence[Any]]) -> Iterator[Sequence[bool]]:
-    """Where columns have the same entry at a row."""
+    """Yield where columns have the same entry at a row."""
     sets = [(c, frozenset(c)) for c in columns]
     if len(frozenset().union(*(s for _, s in sets))) < sum(len(s) for _, s in sets):
         for (a, x), (b, y) in combinations(sets, 2):

@@ -1,10 +1,10 @@
-"""ATen calls -> batches: products of one shape that are ready together are one call.
+"""Batch ATen calls: products of one shape that are ready together become one call.
 
-Between two kernels, externs depend on each other in *levels*; those of one level do
-not. Products of a level that are alike but for their matrices become a Batch. Which
-rows lie in one stack, the first batch decides that reads or makes them; later ones keep
-that order, so that a chain of products stays in its stacks. What stays a single call
-stays at its place in the chain of its lane, and `Schedule.alone` says why.
+Between two kernels, externs depend on each other in *levels*; externs of one level are
+independent. Products of a level that differ only in their matrices become a Batch. The
+first batch that reads or makes some rows decides their stack. Later batches keep that
+order, so that a chain of products stays in its stacks. A single call stays at its place
+in the chain of its lane, and `Schedule.alone` gives the reason.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
 
-#: Dtypes of batches, and the most multiplications of one row, by dtype: from there on
-#: the product takes so long that a call of its own adds nothing (bench/NOTES.md).
+#: Dtypes of batches, each with the largest number of multiplications of one row. A
+#: larger product takes so long that a single call costs nothing extra (bench/NOTES.md).
 MOST = {"f32": 1 << 23, "f64": 1 << 23, "bf16": 1 << 24, "f16": 1 << 24}
-#: The most elements of one row of an operand that is copied into a stack at each call.
+#: The largest number of elements of an operand's row that is copied into a stack at
+#: each call.
 COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
 #: The same on a device, where a launch takes as long as more work does. Both numbers
 #: are derived from its peak, and were not measured.
@@ -55,7 +56,7 @@ class _Row(NamedTuple):
 
 
 class _Refused(Exception):
-    """Why rows are no batch."""
+    """Rows cannot be a batch; the message gives the reason."""
 
 
 def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
@@ -66,7 +67,7 @@ def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedu
     while True:
         batcher = _Batcher(graph, schedule, machine.batching, fixed)
         steps = batcher.steps(schedule.steps)
-        # single calls are given what begins where eager's does
+        # operands of single calls must have eager's alignment
         seen = batcher.seen_singly(steps)
         if not seen:
             break
@@ -96,14 +97,15 @@ class _Batcher:
         for b in graph.buffers:
             if b.kind == "temp":
                 self.members.setdefault(b.storage, []).append(b)
-        #: storages that cannot lie in a stack: the caller's, and what ATen allocates
+        #: storages that cannot lie in a stack: those of the caller, and those that ATen
+        #: allocates
         self.fixed = {graph.buffers[b].storage for b in graph.outputs} | fixed
         self.stacks: list[Stack] = []
-        self.place: dict[int, tuple[int, int]] = {}  # of a storage: its stack, its row
+        self.place: dict[int, tuple[int, int]] = {}  # storage -> (its stack, its row)
         self.alone: Counter[tuple[str, str]] = Counter()
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
-        """A schedule's steps with batches in them."""
+        """Return a schedule's steps with batches in them."""
         made: list[Step] = []
         beside: list[Extern] = []
         for step in (*steps, None):
@@ -117,7 +119,7 @@ class _Batcher:
         return made
 
     def seen_singly(self, steps: Sequence[Step]) -> frozenset[int]:
-        """The storages that single calls touch in stacks whose rows begin anywhere."""
+        """Return the storages of single calls in stacks with rows at any byte."""
         values = self.graph.values
         touched = {
             self._storage(values[v])
@@ -132,7 +134,7 @@ class _Batcher:
         )
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
-        """Externs that nothing stands between, in batches where they may be."""
+        """Return adjacent externs, in batches where possible."""
         batch_of: dict[int, Batch] = {}
         products = [self.batching.product(e.payload) for e in externs]
         if not any(products):
@@ -163,7 +165,7 @@ class _Batcher:
         return list(in_order(externs, batch_of, levels.needs))
 
     def _take(self, externs: Sequence[Extern]) -> None:
-        """Single calls: ATen allocates what they make."""
+        """Record single calls: ATen allocates their results."""
         for e in externs:
             self.fixed |= {self._storage(self.graph.values[v]) for v in e.writes}
 
@@ -171,7 +173,7 @@ class _Batcher:
         return self.graph.buffers[b].storage
 
     def _key(self, p: Product) -> tuple[object, ...]:
-        """Equal for products that may be rows of one batch."""
+        """Return a key, equal for products that may be rows of one batch."""
         buffers = [self.graph.buffers[b] for b in (*p.operands, p.result)]
         storages = [self._storage(b) for b in p.operands]
         return (
@@ -184,7 +186,7 @@ class _Batcher:
     # ------------------------------------------------------------ one group
 
     def _batches(self, rows: list[_Row]) -> Iterator[Batch]:
-        """The batches of products that are alike; what is in none is alone."""
+        """Yield the batches of products that are alike; record the rest in `alone`."""
         what = self._described(rows[0].product)
         try:
             self._check(rows)
@@ -218,7 +220,9 @@ class _Batcher:
         return f"{p.op} {shapes[-1].dtype} {sizes}"
 
     def _check(self, rows: Sequence[_Row]) -> None:
-        """Refuse what is too large, of another form, or the only one of its kind."""
+        """Refuse products that are too large, of another form, or the only one of a
+        kind.
+        """
         p = rows[0].product
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
         result, left = buffers[-1], buffers[-3]
@@ -239,7 +243,7 @@ class _Batcher:
             raise _Refused("no other product of its kind is ready with it")
 
     def _sorted(self, rows: list[_Row]) -> list[_Row]:
-        """Rows in the order of the first stack that has them all."""
+        """Return rows in the order of the first stack that has them all."""
         for k in range(len(rows[0].product.operands)):
             storages = [self._storage(row.product.operands[k]) for row in rows]
             if len({*storages}) == len(rows) and all(s in self.place for s in storages):
@@ -248,7 +252,7 @@ class _Batcher:
         return rows
 
     def _batch(self, rows: Sequence[_Row]) -> Batch:
-        """The Batch of some rows. Raises _Refused."""
+        """Return the Batch of some rows. Raises _Refused."""
         p = rows[0].product
         self._check(rows)
         new: dict[tuple[int, ...], Stack] = {}
@@ -287,7 +291,7 @@ class _Batcher:
         self.stacks.append(stack)
 
     def _made(self, results: Sequence[int]) -> int:
-        """The bytes of one row of a result, if all may lie in a stack."""
+        """Return the bytes of one row of a result, if all may lie in a stack."""
         buffers = [self.graph.buffers[b] for b in results]
         size = self._bytes(results[0])
         for x in buffers:
@@ -308,8 +312,10 @@ class _Batcher:
     def _operand(
         self, buffers: tuple[int, ...], new: dict[tuple[int, ...], Stack]
     ) -> Operand:
-        """Where the rows of an operand lie. `new`: stacks that this batch is the first
-        to need, by their storages, in the order in which they will be numbered.
+        """Return the places of an operand's rows.
+
+        `new`: stacks that this batch is the first to need, by their storages, in the
+        order of their future numbers.
         """
         x = self.graph.buffers[buffers[0]]
         storages = tuple(map(self._storage, buffers))
@@ -353,8 +359,9 @@ class _Batcher:
 def _merged(
     buffers: tuple[int, ...], x: Buffer, stack: int, row: int, step: int
 ) -> Operand:
-    """Rows like `x`, `step` bytes from one to the next, as one tensor of three
-    dimensions; batches of batches have their first two dimensions merged.
+    """Return rows like `x`, `step` bytes apart, as one tensor of three dimensions.
+
+    Batches of batches have their first two dimensions merged.
     """
     each, uneven = divmod(step, DTYPE_BYTES[x.dtype])
     if uneven:
@@ -389,7 +396,7 @@ def _gap(stack: Stack) -> int:
 
 
 def _kind(scale: object) -> str:
-    """What BLAS sees in a number."""
+    """Return how BLAS distinguishes a number."""
     if isinstance(scale, float) and scale in APART:
         return f"{scale:g}"
     return "any"

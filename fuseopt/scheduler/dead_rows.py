@@ -1,8 +1,8 @@
-"""Graph -> the same without rows of nodes whose results nobody reads.
+"""Remove rows of nodes whose results are never read.
 
-A result of a reduction that is overwritten before it is read would tie what overwrites
-it to the reduction's lane, and have it stored as a result of a lane which, once dead
-instructions are gone, reduces nothing.
+Otherwise such a result of a reduction, overwritten before any read, would tie its
+overwriting node to the reduction's lane. That node's result would be stored as one of a
+lane which, once dead instructions are gone, reduces nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ..ir.graph import Extern, Graph, Node, read_by
 
 
 def without_dead_rows(graph: Graph) -> Graph:
-    """Drop rows that write nothing which is read or kept, until there are none.
+    """Drop rows whose results are neither read nor kept, until there are none.
 
-    Results in memory that other buffers share are left: those may be read through them.
+    Results in memory that other buffers share are left: those buffers may read them.
     """
     while True:
         live = {v for n in graph.nodes for v in read_by(n)}
@@ -33,14 +33,14 @@ def without_dead_rows(graph: Graph) -> Graph:
 
 
 def _dead_rows(node: Node, live: set[int]) -> set[int]:
-    """The rows of a node that write no value among `live`."""
+    """Return the rows of a node that write no value among `live`."""
     if isinstance(node, Extern) or any(map(live.issuperset, node.writes)):
         return set()
     return {k for k in range(node.rows) if live.isdisjoint(c[k] for c in node.writes)}
 
 
 def _without(node: Node, dead: set[int]) -> Node | None:
-    """A node without some rows; None without all of them."""
+    """Return a node without some rows; None without all of them."""
     if not dead or isinstance(node, Extern):
         return node
     if len(dead) == node.rows:

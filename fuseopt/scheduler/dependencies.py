@@ -1,8 +1,8 @@
 """Dependencies between nodes, by their first rows.
 
 Edges are read-after-write, write-after-read and write-after-write on one buffer, or on
-buffers that overlap. An edge between nodes of equally many rows stands for one from
-each row to the same row; any other, for one from each row or to each row.
+buffers that overlap. An edge between nodes with equally many rows represents one from
+each row to the same row. Any other edge represents one from each row or to each row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from ..ir.blocks import write_by_block
 from ..ir.graph import Extern, Graph, Refusal, SchedulerNode
 from .alignment import Aligned
 
-#: What runs here is done when the next launch starts, on whichever device.
+#: A CPU kernel is done when the next launch starts, on any device.
 CPU = "cpu"
 
 
 class Edge(NamedTuple):
-    """`consumer` must not run before `producer`; both are positions in Graph.nodes.
+    """Dependency: `consumer` must not run before `producer`, both indices of
+    Graph.nodes.
+
     `buffer` is that of the first row.
     """
 
@@ -33,7 +35,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Stages:
-    """`stage[i]` of each node; kernel s runs before the externs of stage s.
+    """Stage of each node: `stage[i]`. Kernel s runs before the externs of stage s.
 
     `fused` are the edges whose two ends may share a kernel. `late`: pointwise nodes
     that run on the results of their lane's reductions.
@@ -46,7 +48,7 @@ class Stages:
 
 
 def edges(aligned: Aligned) -> Iterator[Edge]:
-    """All dependencies, by consumer in program order."""
+    """Yield all dependencies, by consumer in program order."""
     graph, near = aligned.graph, aligned.near
     producer: dict[int, int] = {}
     writer: dict[int, int] = {}
@@ -98,5 +100,5 @@ def space(graph: Graph, node: SchedulerNode) -> tuple[int, ...]:
 
 
 def device(graph: Graph, node: SchedulerNode) -> str:
-    """Where a row runs: the device of its result."""
+    """Return the device of a row's result."""
     return graph.buffers[graph.values[node.writes[0]]].device

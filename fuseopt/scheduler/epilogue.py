@@ -1,10 +1,9 @@
-"""A Schedule -> the same with fewer launches: what many lanes' numbers are
-brought to (a total norm, the largest of all, a flag) runs in the launch that makes
-those numbers, when all lanes are done.
+"""Finish numbers of many lanes in the launch that makes them, once all lanes are done.
 
-A variant moves from a kernel to the end of the one before it on its device if it works
-on few numbers, and if all that it shares with that kernel is touched there by lanes
-that make numbers: of those alone a launch knows when they are done.
+Such results are a total norm, the largest of all, or a flag. A variant moves from a
+kernel to the end of the previous one on its device if it works on few numbers. All
+memory that it shares with that kernel must belong to lanes that make numbers. Only for
+those can a launch detect that they are done.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from ..ir.graph import (
 from .kernels import needed_temps
 from .passes import Machine, kernel_device
 
-#: Lanes that a variant may have that runs when others are done, in one program.
+#: The largest number of lanes of a variant that runs after all others, in one program.
 FEW = 8
 
 Steps = list[Kernel | Extern]
 
 
 class Touched:
-    """The buffers that something reads and writes."""
+    """Buffers that a step reads and writes."""
 
     def __init__(self, reads: Iterable[int], writes: Iterable[int]) -> None:
         self.reads = frozenset(reads)
@@ -62,7 +61,7 @@ class Touched:
 
 
 def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
-    """Move what finishes a kernel's numbers into it; kernels left empty are gone."""
+    """Move the nodes that finish a kernel's numbers into it; drop empty kernels."""
     steps: Steps = []
     for s in schedule.steps:
         assert not isinstance(s, (Run, Batch)), "these are made of what is finished"
@@ -94,7 +93,7 @@ def finish_early(graph: Graph, schedule: Schedule, _: Machine) -> Schedule:
 
 
 def numbered(graph: Graph, schedule: Schedule, steps: Steps) -> Schedule:
-    """The schedule of these steps, whose kernels get names anew."""
+    """Return the schedule of these steps, with new names of kernels."""
     names = (f"kernel{k}" for k in range(len(steps)))
     named = [
         replace(s, name=next(names)) if isinstance(s, Kernel) else s for s in steps
@@ -111,7 +110,7 @@ def _makes_numbers(step: Kernel | Extern) -> bool:
 def _kernel_before(
     graph: Graph, done: Sequence[Kernel | Extern], k: Kernel
 ) -> int | None:
-    """The last kernel on the device of `k`, if it makes numbers."""
+    """Return the last kernel on the device of `k`, if it makes numbers."""
     device = kernel_device(graph, k)
     for at in reversed(range(len(done))):
         step = done[at]
@@ -121,7 +120,7 @@ def _kernel_before(
 
 
 def between(graph: Graph, steps: Sequence[Kernel | Extern]) -> Touched:
-    """What some steps touch."""
+    """Return the buffers that some steps touch."""
 
     def reads(step: Kernel | Extern) -> Iterator[int]:
         if isinstance(step, Extern):
@@ -147,7 +146,7 @@ def _may(
     passed: Touched,
     near: dict[int, list[int]],
 ) -> bool:
-    """May variant `v` run at the end of `kernel`, before what it has `passed`?"""
+    """May variant `v` run at the end of `kernel`, before the steps it has `passed`?"""
     if v.lanes > FEW or v.reduction == "dims":
         return False
     touched = Touched.by([v])
@@ -160,11 +159,11 @@ def _may(
             continue
         for b in v.columns[s]:
             if slot.read and not numbers.intersection(near.get(b, ())):
-                return False  # its elements are no numbers of those lanes
+                return False  # its elements are not numbers of those lanes
             if slot.write and graph.buffers[b].numel > len(numbers):
                 return False
     if not touched.meets(Touched.by(counted), near):
-        return False  # it waits for something else
+        return False  # it depends on another step
     rest = [x for x in kernel.variants if not makes_numbers(x)]
     others = Touched.by([*rest, *kernel.finish])
     return not touched.meets(others, near) and not touched.meets(passed, near)

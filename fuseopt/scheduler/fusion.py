@@ -1,9 +1,9 @@
 """Fuse the nodes of a lane into one body, and split it by domain.
 
-The bodies of a lane's nodes are joined where one reads what another wrote; what is
-equal is computed once; what nobody reads is dropped. Then everything that depends only
-on scalars and 0-d tensors becomes lane code, which runs once per lane, and all that
-depends on a reduction becomes output code, which runs once per result.
+The bodies of a lane's nodes are joined where one reads the result of another. Equal
+expressions are computed once, and unread results are dropped. Instructions that depend
+only on scalars and 0-d tensors become lane code, which runs once per lane. Those that
+depend on a reduction become output code, which runs once per result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sizes = tuple[int, ...]
 def fuse(
     aligned: Aligned, tables: list[LaneTable], late: frozenset[int] = frozenset()
 ) -> Variant:
-    """The Variant of lanes of one form; the first table gives the body.
+    """Return the Variant of lanes of one form; the first table gives the body.
 
     `late`: nodes that run on the results of reductions.
     """
@@ -84,12 +84,12 @@ def fuse(
 
 
 def _tail(graph: Graph, calls: list[Node], kind: int) -> int:
-    """What a tail of these calls, some lanes' each, asks; see `ir.ARITY`."""
+    """Return the attribute of a tail of these calls, for some lanes; see `ir.ARITY`."""
     asked = by_rows = False
     for call in calls:
         assert isinstance(call, ForeachSchedulerNode)
         results = [graph.buffers[graph.values[v]] for v in call.writes[0]]
-        # a 0-d tensor is always left over; a list with other shapes asks each
+        # a 0-d tensor is always leftover; in a list with other shapes each lane decides
         asked = asked or any(b.shape for b in results)
         for column in call.reads:
             read = [graph.buffers[graph.values[v]] for v in column]
@@ -104,7 +104,7 @@ def _tail(graph: Graph, calls: list[Node], kind: int) -> int:
 
 
 def _alike(shape: Sizes, stride: Sizes, other: Sizes, strides: Sizes) -> bool:
-    """Does one index serve both of two tensors, by their shapes and strides?"""
+    """Does one index address both of two tensors, by their shapes and strides?"""
     if shape != other:
         return False
     sides = zip(shape, stride, strides, strict=True)
@@ -180,7 +180,7 @@ def _split(
         )
         for old, new in slots.items()
     ]
-    # a reduction that nobody reads is gone, and its tables with it
+    # an unread reduction is dropped, with its tables
     reduces = "output" in domain
     return Variant(
         tuple(kept),

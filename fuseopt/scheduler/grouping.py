@@ -1,10 +1,10 @@
-"""Lanes: which nodes belong to one parameter, and which parameters do the same.
+"""Group nodes into lanes, each of one parameter, and lanes that are alike into tables.
 
-Nodes joined by legal edges form *lanes*, one for each row. A number without dimensions
-(a step counter) joins the one lane that uses it. One that depends only on what the step
-leaves alone (a tensor lr) is computed again in each lane (`clones`); one that several
-lanes use and the step changes runs before them (`shared`). Lanes of other nodes that do
-the same, up to scalars and shapes, are described alike and become rows of one table.
+Legal edges join nodes into *lanes*, one for each row. A number without dimensions (a
+step counter) joins the only lane that uses it. A number that depends only on unchanged
+values (a tensor lr) is computed again in each lane (`clones`). One that several lanes
+use and the step changes runs before them (`shared`). Lanes of other nodes with the same
+arithmetic, up to scalars and shapes, have equal forms and become rows of one table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..ir.sets import UnionFind
 from .alignment import Aligned
 from .dependencies import Edge
 
-#: Tensors whose reductions may be finished together in one lane. Were there no limit, a
-#: loop that adds up the norms of all parameters would make one lane of them all.
+#: The largest number of tensors whose reductions are finished together in one lane.
+#: Without a limit, a loop that sums the norms of all parameters would join them all.
 FEEDERS = 4
 
 
@@ -38,8 +38,8 @@ class SharedNumbers:
 
     `clones` depend on nothing that the step changes (a tensor lr, `1 - beta`): every
     user computes them again. `shared` change memory and have several lanes as users, so
-    that they run once, in a stage before them. `fed`: those of them that come from the
-    reductions of a few tensors, whose lane finishes them.
+    that they run once, in a stage before them. `fed`: those among them that come from
+    the reductions of a few tensors, whose lane finishes them.
     """
 
     clones: frozenset[int]
@@ -54,7 +54,7 @@ def _is_number(graph: Graph, node: Row) -> bool:
 
 
 def _clones(aligned: Aligned, number: list[bool]) -> frozenset[int]:
-    """Nodes that give one number from numbers that the step never changes."""
+    """Return nodes that compute one number from numbers that the step never changes."""
     if not any(number):
         return frozenset()
     graph, nodes, near = aligned.graph, aligned.first, aligned.near
@@ -69,7 +69,7 @@ def _clones(aligned: Aligned, number: list[bool]) -> frozenset[int]:
     def changed(b: int) -> bool:
         return b in written or any(other in written for other in near.get(b, ()))
 
-    fixed: set[int] = set()  # values that are the same wherever they are computed
+    fixed: set[int] = set()  # values that are equal wherever they are computed
     clones: set[int] = set()
     for i, node in enumerate(nodes):
         if not number[i]:
@@ -92,7 +92,7 @@ def _clones(aligned: Aligned, number: list[bool]) -> frozenset[int]:
 
 
 class _Lanes:
-    """Sets of nodes, and how many lanes each is: as many as all its nodes have rows."""
+    """Sets of nodes, each with its number of lanes: the rows of all its nodes."""
 
     def __init__(self, aligned: Aligned) -> None:
         self.sets = UnionFind(len(aligned.first))
@@ -100,13 +100,15 @@ class _Lanes:
         self.find = self.sets.find
 
     def join(self, a: int, b: int) -> None:
-        """Make one set of those of two nodes that an edge joins, row by row."""
+        """Merge the sets of two nodes that an edge joins, row by row."""
         lanes = min(self.lanes[self.find(a)], self.lanes[self.find(b)])
         self.sets.join(a, b)
         self.lanes[self.find(a)] = lanes
 
     def meeting(self, root: int, others: Iterable[int], of: _Lanes) -> int:
-        """How many lanes of other sets, by their roots, one lane of a set meets."""
+        """Return how many lanes of other sets, by their roots, one lane of a set
+        touches.
+        """
         return sum(max(1, of.lanes[x] // self.lanes[root]) for x in others)
 
 
@@ -117,7 +119,7 @@ def shared_numbers(aligned: Aligned, all_edges: list[Edge]) -> SharedNumbers:
     clones = _clones(aligned, number)
     elements, numbers = _Lanes(aligned), _Lanes(aligned)
     bridges: list[tuple[int, int]] = []
-    results: list[tuple[int, int]] = []  # of a reduction, into a number
+    results: list[tuple[int, int]] = []  # edges from a reduction to a number
     for e in all_edges:
         a, b = e.producer, e.consumer
         if a in clones or b in clones or not e.exact:
@@ -159,13 +161,14 @@ def shared_numbers(aligned: Aligned, all_edges: list[Edge]) -> SharedNumbers:
 
 
 class LaneTable(NamedTuple):
-    """Lanes that are alike: nodes in order, buffers by slot, scalars by column, with an
-    entry for each lane; `home` has its place in the program.
+    """Lanes that are alike.
 
-    `form` is equal for lanes that do the same. It encodes for every node its body, and
-    for every operand whether it is an earlier result of the lane or a slot. A slot is
-    the buffer of the first lane, and whether it is seen per result of a reduction.
-    `operands` and `reduced`: what the lane's first reduction reads and takes away.
+    Nodes are in order, buffers by slot, and scalars by column, with an entry for each
+    lane; `home` has its place in the program. `form` is equal for lanes with equal
+    arithmetic. It encodes the body of every node. It also encodes for every operand
+    whether it is an earlier result of the lane or a slot. A slot is the buffer of the
+    first lane, and whether it has an element per result of a reduction. `operands` and
+    `reduced`: the input and the dimensions of the lane's first reduction.
     """
 
     form: tuple[object, ...]
@@ -184,7 +187,7 @@ class LaneTable(NamedTuple):
 def lanes_of_stage(
     members: Iterable[int], joined: Iterable[Edge], clones: frozenset[int]
 ) -> list[list[int]]:
-    """The nodes that make lanes together, in program order, by their first node."""
+    """Return the nodes that form lanes together, by first node, in program order."""
     order = [i for i in members if i not in clones]
     index = {node: k for k, node in enumerate(order)}
     groups = UnionFind(len(order))
@@ -200,7 +203,7 @@ def lanes_of_stage(
 def _with_clones(
     aligned: Aligned, lane: list[int], producer: dict[int, int], clones: frozenset[int]
 ) -> list[int]:
-    """A lane's nodes and the clones that they need, in the program's order."""
+    """Return a lane's nodes and the clones that they need, in program order."""
     if not clones:
         return lane
     todo, seen = list(lane), set(lane)
@@ -224,7 +227,7 @@ def describe_lanes(
     """Number the operands of lanes so that equal lanes give equal forms.
 
     `kept`: the values that memory must hold after the kernel. `late`: nodes that run on
-    results of reductions. Of values, only those of first rows are asked for.
+    results of reductions. Only values of first rows are looked up.
     """
     graph = aligned.graph
     values, buffers = graph.values, graph.buffers
@@ -232,7 +235,7 @@ def describe_lanes(
     ordered = _with_clones(aligned, lane, producer, clones)
 
     def of_lanes(column: Column) -> Column:
-        """The buffers of a column; a clone has one for all lanes."""
+        """Return the buffers of a column; a clone has one for all lanes."""
         buffers = aligned.buffers(column)
         return buffers if len(buffers) == len(rows) else buffers * len(rows)
 
@@ -299,7 +302,7 @@ def describe_lanes(
 
 
 def merged(tables: list[LaneTable]) -> LaneTable:
-    """Tables of one form as one, its lanes in the program's order."""
+    """Merge tables of one form into one, with its lanes in program order."""
     first = tables[0]
     if len(tables) == 1:
         return first

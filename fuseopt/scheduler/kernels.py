@@ -1,11 +1,11 @@
-"""Graph -> the first Schedule: one kernel for each stage and device.
+"""Make the first Schedule of a Graph: one kernel for each stage and device.
 
     dead rows -> alignment -> dependencies -> numbers shared by lanes -> stages ->
     lanes -> groups -> fused variants
 
-All variants of a stage on one device become one kernel: they are independent, since two
-nodes of a stage that touch the same memory are in one lane (horizontal fusion). The
-kernel of the CPU comes first: those of other devices may read what it makes.
+All variants of a stage on one device become one kernel. They are independent, since two
+nodes of a stage that touch the same memory are in one lane (horizontal fusion). The CPU
+kernel comes first: kernels of other devices may read its results.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from .stages import stages
 def _kept_values(
     aligned: Aligned, lane_of: dict[int, int], clones: frozenset[int]
 ) -> frozenset[int]:
-    """Values that must reach memory: final ones, and those read outside their lane; of
-    the latter those of first rows.
+    """Return values that must reach memory: final ones, and those read outside their
+    lane.
+
+    For the latter only those of first rows.
     """
     graph, first, values = aligned.graph, aligned.first, aligned.graph.values
     producer = {v: i for i, n in enumerate(first) for v in n.writes}
@@ -64,8 +66,9 @@ def _kept_values(
 
 
 def _seen_in_parts(graph: Graph) -> set[int]:
-    """Storages that several buffers lie in, and that somebody sees: the caller, or a
-    node. A view that nobody looks through is no second buffer.
+    """Return storages of several buffers that the caller or a node uses.
+
+    A view that is never used is no second buffer.
     """
     shared = shared_storages(graph.buffers)
     if not shared:
@@ -88,7 +91,7 @@ def _seen_in_parts(graph: Graph) -> set[int]:
 def _planned(
     graph: Graph, passed: Callable[[str], None]
 ) -> tuple[Aligned, SharedNumbers, Stages]:
-    """Lanes, the numbers that they share, and the stage of each node."""
+    """Return lanes, the numbers that they share, and the stage of each node."""
     tied: frozenset[int] = frozenset()
     while True:
         aligned = align(graph, tied)
@@ -96,7 +99,7 @@ def _planned(
         every_edge = list(edges(aligned))
         passed("dependencies")
         numbers = shared_numbers(aligned, every_edge)
-        # clones are computed wherever they are used, so nothing waits for them
+        # clones are computed at each use, so nothing waits for them
         all_edges = [
             e
             for e in every_edge
@@ -159,7 +162,7 @@ def schedule_kernels(graph: Graph, passed: Callable[[str], None]) -> Schedule:
             by_device.setdefault(where, []).append(fuse(aligned, group, plan.late))
         for where in sorted(by_device, key=lambda device: device != CPU):
             variants = by_device[where]
-            # an order that does not depend on which parameter came first
+            # an order that is independent of the order of parameters
             variants.sort(key=lambda v: (v.reduction, v.instrs, v.stores, v.slots))
             name = f"kernel{sum(isinstance(x, Kernel) for x in steps)}"
             steps.append(Kernel(name, tuple(variants)))
@@ -171,7 +174,7 @@ def schedule_kernels(graph: Graph, passed: Callable[[str], None]) -> Schedule:
 
 
 def needed_temps(graph: Graph, steps: Sequence[Step]) -> tuple[int, ...]:
-    """Temp buffers that a step or the caller touches in memory, in order."""
+    """Return temp buffers that a step or the caller touches in memory, in order."""
     touched: dict[int, None] = dict.fromkeys(graph.outputs)
     for step in steps:
         if isinstance(step, (Extern, Batch)):

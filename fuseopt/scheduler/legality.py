@@ -1,10 +1,10 @@
-"""When may a consumer run in the same pass over memory as its producer?
+"""Rules of vertical fusion: when a consumer may share its producer's pass over memory.
 
-The rules of vertical fusion, as data. Each looks at one index of two lists (a
-producer's node and a consumer's node that touch the same buffer) and returns None, or
-what it saw that forbids fusing. All must hold at every list index. They are asked of
-the first one: `alignment.py` has split the nodes whose rows differ in what a rule asks,
-and must do so for a rule that asks of something new.
+The rules are data. Each checks one index of two lists: a producer's node and a
+consumer's node that touch the same buffer. It returns None, or the detail that forbids
+fusion. All must hold at every list index, but they are checked only at the first one.
+`alignment.py` has split the nodes whose rows differ in a property that a rule reads. A
+new rule that reads a new property needs a split there too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class LegalityRule:
-    """`check(pair)` returns None where fusing is legal, else what forbids it."""
+    """A rule: `check(pair)` returns None if fusion is legal, else the obstacle."""
 
     code: str
     why: str
@@ -58,7 +58,7 @@ def _overlap(p: Pair) -> str | None:
 
 def _index_space(p: Pair) -> str | None:
     if p.buffer.shape == ():
-        return None  # one number per lane, known before the elements
+        return None  # one number per lane, available before the elements
     produced, other = p.producer_space, p.consumer_space
     return None if produced == other else f"{list(produced)} and {list(other)}"
 
@@ -88,7 +88,7 @@ RULES: tuple[LegalityRule, ...] = (
 
 
 def why_not(pair: Pair) -> tuple[str, str] | None:
-    """None if the pair may fuse, else (code of the first broken rule, what it saw)."""
+    """Return None if the pair may fuse, else the broken rule's code and a detail."""
     for rule in RULES:
         detail = rule.check(pair)
         if detail is not None:

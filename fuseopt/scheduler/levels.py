@@ -1,4 +1,4 @@
-"""Externs that follow each other: which depend on which, level by level."""
+"""Levels of adjacent externs, by their dependencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from ..ir.graph import Batch, Extern, Graph
 
 
 class Levels(NamedTuple):
-    """`members[k]`: the externs of level k, which depend on those of lower levels
-    alone; `needs[i]`: the externs on which extern i depends, in order.
+    """Levels of externs.
+
+    `members[k]`: the externs of level k, which depend only on those of lower levels.
+    `needs[i]`: the externs on which extern i depends, in order.
     """
 
     members: list[list[int]]
@@ -20,7 +22,7 @@ class Levels(NamedTuple):
 def in_levels(
     graph: Graph, externs: Sequence[Extern], near: Mapping[int, Sequence[int]]
 ) -> Levels:
-    """The Levels of externs in program order. `near`: what overlaps each buffer."""
+    """Return the Levels of externs in program order. `near`: overlaps of buffers."""
     values = graph.values
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -57,8 +59,9 @@ def in_order(
     batch_of: Mapping[int, Batch],
     needs: Sequence[Sequence[int]],
 ) -> Iterator[Extern | Batch]:
-    """Externs in program order, each batch as one, as soon as one of its rows is due:
-    what the others need comes before it.
+    """Yield externs in program order, each batch as one once one of its rows is due.
+
+    Externs that the other rows need come before the batch.
     """
     place = {e.payload: i for i, e in enumerate(externs)}
     done: set[int] = set()

@@ -1,10 +1,10 @@
-"""Schedule -> the same with a plan of its temps' memory.
+"""Plan the memory of a schedule's temps.
 
-What an extern returns is known to be there. Stacks of batches lie in an arena, for as
-long as a step needs them. So do temps that kernels of the CPU alone see: small ones for
-good; others, if one block of a run alone touches them, in a part of it in which each
-block begins anew. So a step needs memory for its largest block instead of for all of
-them, and finds it in the cache. All that is left is allocated at each call.
+The result of an extern has memory already. Stacks of batches lie in an arena, for as
+long as a step needs them. So do temps that only CPU kernels touch. Small ones have a
+permanent place. Others that only one block of a run touches lie in a region that each
+block reuses. So a step needs memory for its largest block instead of all blocks, and
+finds it in the cache. All other temps are allocated at each call.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ..ir.graph import (
 from .dependencies import CPU
 from .passes import Machine, goes_by_blocks
 
-#: Temps of no more bytes each have memory for good, whoever touches them: at each call
-#: a piece of an allocation costs no less than an allocation of its own.
+#: Temps up to this many bytes have a permanent place in the arena, with any users. A
+#: piece of an allocation costs as much per call as a separate allocation.
 SMALL = 4096
 #: What stacks begin at on a device: as what its allocators return.
 REMOTE = 512
 
 
 def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
-    """Give each storage of temps its place, as far as that is known before a call."""
+    """Give each storage of temps its place, as far as possible before a call."""
     members: dict[int, list[Buffer]] = {}
     for buffer in graph.buffers:
         if buffer.kind == "temp":
@@ -102,7 +102,7 @@ def _with_stacks_of(
         there.append((at, at + need, last))
         size = max(size, at + need)
         offsets.update((s, at + i * stack.step) for i, s in enumerate(stack.storages))
-    # what lies in the arena, no call returns
+    # storages in the arena are not returned by calls
     returned = plan.returned - offsets.keys()
     return replace(
         plan, offsets=offsets, size=size, returned=returned, loose=plan.loose & returned
@@ -115,8 +115,9 @@ def _freed(
     members: dict[int, list[Buffer]],
     plan: MemoryPlan,
 ) -> tuple[tuple[int, ...], ...]:
-    """After each extern, the storages of temps that no later step touches. What kernels
-    are the last to touch goes with the rest, at the end: of a device, they may still
+    """Return, for each extern, the storages of temps that no later step touches.
+
+    Storages that kernels touch last are freed at the end: kernels of a device may still
     run.
     """
     last: dict[int, int] = {}
@@ -137,7 +138,7 @@ def _with_arena(
     plan: MemoryPlan,
     members: dict[int, list[Buffer]],
 ) -> MemoryPlan:
-    """The plan with an arena for the temps that kernels alone see."""
+    """Return the plan with an arena for the temps that only kernels touch."""
     users: dict[int, list[Step]] = {}
     for step in schedule.steps:
         for s in _of_step(graph, step):
@@ -174,18 +175,18 @@ def _with_arena(
 
 
 def _place(offsets: dict[int, int], sizes: Iterable[tuple[int, int]], at: int) -> int:
-    """Put storages behind each other from `at` on; where the last one ends."""
+    """Place storages one after another from `at` on; return the end."""
     for s, n in sizes:
         offsets[s] = at
         at += -(-n // ALIGNED) * ALIGNED
     return at
 
 
-# ---------------------------------------------------------------- who touches what
+# ---------------------------------------------------------------- touched storages
 
 
 def _returned(graph: Graph, extern: Extern) -> set[int]:
-    """The storages that an extern makes itself: those that it writes and never saw."""
+    """Return the storages that an extern allocates: written, but not read."""
     read = {graph.buffers[graph.values[v]].storage for v in extern.reads}
     written = {graph.buffers[graph.values[v]].storage for v in extern.writes}
     return written - read
@@ -197,7 +198,7 @@ def _calls(step: Step) -> bool:
 
 
 def _of_step(graph: Graph, step: Step) -> dict[int, None]:
-    """The storages that a step touches, in order."""
+    """Return the storages that a step touches, in order."""
     if isinstance(step, (Extern, Batch)):
         values = (*step.reads, *step.writes)
         return {graph.buffers[graph.values[v]].storage: None for v in values}
@@ -212,7 +213,7 @@ def _of_kernel(graph: Graph, kernel: Kernel) -> Iterator[int]:
 
 
 def _of_block(graph: Graph, run: Run, block: Block) -> set[int]:
-    """The storages that the lanes of a block touch."""
+    """Return the storages that the lanes of a block touch."""
     return {
         graph.buffers[b].storage
         for kernel, lanes in zip(run.kernels, block, strict=True)

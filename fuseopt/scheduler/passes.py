@@ -1,4 +1,4 @@
-"""What a pass of the scheduler is, and what passes know of the machine."""
+"""Interface of a scheduler pass, and the facts about the machine that passes read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .dependencies import CPU
 
 
 class Verdict(NamedTuple):
-    """How a batched call has the bits of single calls, see Batch.way; "" and why, where
-    it has not.
+    """The way in which a batched call has the bits of single calls, see Batch.way.
+
+    `way` is "" if it has not, and `why` the reason.
     """
 
     way: str
@@ -29,21 +30,22 @@ class Batching(Protocol):
     bytes: int
 
     def product(self, payload: int) -> Product | str:
-        """The product that an ATen call is; why it cannot be batched; "" for what is no
-        product.
+        """Return the product that an ATen call computes.
+
+        Returns the reason if it cannot be batched, and "" if it is no product.
         """
 
     def verdict(self, trial: Trial) -> Verdict:
-        """May these products be one call?"""
+        """Return whether these products may be one call."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a schedule depends on besides its graph.
+    """Facts outside of the graph that a schedule depends on.
 
-    `block_bytes`: how much memory the lanes of a block may touch, so that the cache
-    keeps it from one kernel to the next; 0 if kernels cannot go block by block.
-    `batching`: None if no products are batched.
+    `block_bytes`: the memory that the lanes of a block may touch, so that it stays in
+    the cache between kernels. It is 0 if kernels cannot go block by block. `batching`:
+    None if no products are batched.
     """
 
     block_bytes: int = 0
@@ -51,9 +53,9 @@ class Machine:
 
 
 class Pass(NamedTuple):
-    """A pass: a Schedule that does what the graph does -> another one that does.
+    """A pass: maps a Schedule of a graph to an equivalent Schedule.
 
-    `apply` returns the very schedule that it was given where it changes nothing.
+    `apply` returns the same object if it changes nothing.
     """
 
     name: str
@@ -61,13 +63,13 @@ class Pass(NamedTuple):
 
 
 def kernel_device(graph: Graph, kernel: Kernel) -> str:
-    """The device of what a kernel writes; it may read numbers of the CPU."""
+    """Return the device of a kernel's results; it may read numbers of the CPU."""
     v = kernel.variants[0]
     return graph.buffers[v.columns[v.stores[0][1]][0]].device
 
 
 def goes_by_blocks(graph: Graph, schedule: Schedule, machine: Machine) -> bool:
-    """Are all kernels the CPU's, and may they go block by block there?"""
+    """Do all kernels run on the CPU, and may they go block by block?"""
     return machine.block_bytes > 0 and all(
         kernel_device(graph, k) == CPU for k in schedule.kernels
     )

@@ -1,8 +1,8 @@
-"""The scheduler from top to bottom: Graph -> Schedule.
+"""The scheduler from top to bottom: from a Graph to a Schedule.
 
-`schedule_kernels` fuses the graph into kernels. Each of `PASSES` then makes of one
-schedule another; all of them do what the graph does, as `verifier.check_schedule` shows
-of any. What the last pass gives is what runs.
+`schedule_kernels` fuses the graph into kernels. Each of `PASSES` then transforms the
+schedule. Every schedule is equivalent to the graph, which `verifier.check_schedule`
+proves for any of them. The last schedule runs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def schedule(
     passed: Callable[[str, Schedule | None], None] = lambda name, result: None,
     machine: Machine | None = None,
 ) -> Schedule:
-    """Fuse a captured step into as few kernels as the rules allow, and say how they run
-    on a machine: one after another, if none is given.
+    """Fuse a captured step into as few kernels as the rules allow, for a machine.
 
-    `passed(name, made)` is called when a pass has ended, with the schedule that it
-    made; with None if there is none yet, or still the one before.
+    Without a machine, kernels run one after another. `passed(name, made)` is called
+    when a pass has ended, with its schedule. `made` is None if there is none yet, or if
+    the pass changed nothing.
     """
     machine = machine or Machine()
     result = schedule_kernels(graph, lambda name: passed(name, None))

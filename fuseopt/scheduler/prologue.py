@@ -1,10 +1,9 @@
-"""A Schedule -> the same with fewer launches: numbers that all lanes of a launch wait
-for, and that are made of few others (a total of norms that processes have summed up),
-are made at the beginning of that launch.
+"""Compute numbers that all lanes of a launch need at the beginning of that launch.
 
-A kernel becomes the beginning of the next one on its device if it makes numbers alone,
-of little memory that no other kernel looks at, and if nothing in between needs them.
-All lanes wait for it then, which a launch of C can have its threads do.
+The numbers are made of few others, such as a total of norms that processes have summed.
+A kernel becomes the beginning of the next one on its device if it makes only numbers,
+from little memory that no other kernel reads. No step in between may need them. All
+lanes then wait for it; in C++, threads of a launch can do so.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from .dependencies import CPU
 from .epilogue import Touched, between, numbered
 from .passes import Machine, kernel_device
 
-#: Elements of all that others wait for. (Of numbers that belong to one lane each, such
-#: as a bias correction, there are as many as there are lanes.)
+#: The largest number of elements of such a kernel. (Numbers that belong to one lane
+#: each, such as a bias correction, are as many as the lanes.)
 SMALL = 1 << 14
 
 
 def begin_late(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
-    """Make kernels that give others their numbers the beginning of these."""
+    """Move kernels to the beginning of the kernels that need their numbers."""
     if not machine.block_bytes or len(schedule.kernels) < 2:
         return schedule
     steps: list[Kernel | Extern] = []
@@ -49,7 +48,7 @@ def begin_late(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
 
 
 def _is_small(graph: Graph, kernel: Kernel) -> bool:
-    """Does a kernel of the CPU make numbers of few others, and nothing else?"""
+    """Does a CPU kernel only make numbers, from few others?"""
     folded = [v for v in kernel.variants if v.reduction]
     return (
         not (kernel.finish or kernel.first)
@@ -62,7 +61,7 @@ def _is_small(graph: Graph, kernel: Kernel) -> bool:
 def _kernel_behind(
     graph: Graph, steps: Sequence[Kernel | Extern], at: int
 ) -> int | None:
-    """The next kernel of the CPU."""
+    """Return the index of the next CPU kernel, or None."""
     for k in range(at + 1, len(steps)):
         step = steps[k]
         if isinstance(step, Kernel) and kernel_device(graph, step) == CPU:
@@ -77,7 +76,7 @@ def _may(
     into: int,
     near: dict[int, list[int]],
 ) -> bool:
-    """May all of the kernel at a place wait until the one at `into` begins?"""
+    """May the whole kernel at `at` wait until the one at `into` begins?"""
     kernel = steps[at]
     assert isinstance(kernel, Kernel)
     touched = Touched.by(kernel.variants)
@@ -85,7 +84,7 @@ def _may(
         return False
     others = [s for k, s in enumerate(steps) if k != at and isinstance(s, Kernel)]
     seen = Touched.by(v for s in others for v in s.every)
-    # what another kernel reads anyway it may better be folded with
+    # if another kernel reads the memory anyway, folding belongs there
     elements = {
         b
         for v in kernel.variants

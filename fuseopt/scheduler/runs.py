@@ -1,11 +1,11 @@
-"""Kernels -> runs: dependent kernels that may go block by block, not one by one.
+"""Join dependent kernels that may go block by block into runs.
 
-A *strand* is a set of lanes of several kernels that touch, among all lanes of those
-kernels, only each other's memory where somebody writes: most often the lanes of one
-parameter, a kernel's each. So any strand may be finished before another one begins,
-and what its first kernel brought into the cache is there for the next. A kernel whose
-lanes would tie many others together (all read a total norm, one reads all norms) waits
-for all of them: with it a new run begins. Each strand is a block of its own here.
+A *strand* is a set of lanes of several kernels, closed under shared written memory.
+Usually it is the lanes of one parameter, one of each kernel. So any strand may finish
+before another one begins, and the later kernels find its memory in the cache. Some
+kernels have lanes that would join many strands (all read a total norm, one reads all
+norms). Such a kernel waits for all of them, and begins a new run. Each strand is a
+separate block here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..ir.graph import Graph, Kernel, Run, Schedule, Step, Variant
 from ..ir.sets import UnionFind
 from .passes import Machine, goes_by_blocks
 
-#: Lanes of one kernel that a strand may have. What ties more together is no strand but
-#: a number that all share.
+#: The largest number of lanes of one kernel in a strand. More lanes share a common
+#: number, and are no strand.
 FEW = 8
 
 
 class _Ties:
-    """The lanes of the kernels of a run, and which of them meet in memory."""
+    """Lanes of the kernels of a run, and their connections through memory."""
 
     def __init__(self, near: dict[int, list[int]]) -> None:
         self.near = near
@@ -36,7 +36,7 @@ class _Ties:
         self.writers: dict[int, list[int]] = {}
 
     def take(self, kernel: Kernel) -> bool:
-        """Add a kernel behind the others; False, and nothing, if it ties too many."""
+        """Append a kernel; return False, unchanged, if it joins too many lanes."""
         lanes, parent = len(self.lanes), list(self.sets.parent)
         reads: list[tuple[int, int]] = []
         writes: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ class _Ties:
         return any(n > FEW for n in many.values())
 
     def together(self) -> list[Kernel | Run]:
-        """What the kernels so far become: a run, if they are several."""
+        """Return a run of the kernels so far, if they are several."""
         if len(self.kernels) < 2:
             return list(self.kernels)
         strands: dict[int, tuple[list[tuple[int, int]], ...]] = {}
@@ -91,15 +91,13 @@ class _Ties:
 
 
 def _touched(v: Variant, lane: int) -> Iterator[tuple[int, bool]]:
-    """The buffers of a lane; is each written?"""
+    """Yield the buffers of a lane, with True for a written one."""
     for slot, column in zip(v.slots, v.columns, strict=True):
         yield column[lane], slot.write
 
 
 def join_runs(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
-    """Put kernels that nothing stands between, and that may go strand by strand
-    together, into runs; the others stay as they are.
-    """
+    """Join adjacent kernels that may go strand by strand into runs; keep the others."""
     if not goes_by_blocks(graph, schedule, machine) or len(schedule.kernels) < 2:
         return schedule
     steps: list[Step] = []
@@ -118,9 +116,7 @@ def join_runs(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
 
 
 def runs(graph: Graph, kernels: Sequence[Kernel]) -> list[Kernel | Run]:
-    """Kernels that follow each other, in order: those that go strand by strand
-    together, the others as they are.
-    """
+    """Return adjacent kernels in order, joined into runs where possible."""
     near = overlaps(graph.buffers)
     done: list[Kernel | Run] = []
     ties = _Ties(near)

@@ -1,13 +1,12 @@
-"""The stage of each node: the earliest in which it can run, or a later one.
+"""Assign each node its stage: the earliest in which it can run, or a later one.
 
-A legal edge lets both nodes share a kernel; an illegal one, or one through an extern,
-makes the consumer wait for the next kernel. A reduction ends a stage for all that needs
-its result element by element; what is done to the results themselves (a root, a
-quotient, a running mean of rows) is *late*: it runs in the same kernel, when the
-elements are done.
+A legal edge lets both nodes share a kernel. An illegal edge, or one through an extern,
+makes the consumer wait for the next kernel. A reduction ends a stage for nodes that
+need its result element by element. Nodes on the results themselves (a root, a quotient,
+a running mean of rows) are *late*: they run in the same kernel, after the elements.
 
-What scales one tensor for nodes of a later stage alone runs with those: to compute it
-there reads as much as its result would, and the result is never stored.
+A node that scales one tensor only for nodes of a later stage runs with those. Computing
+it there reads as much as its result would, and the result is never stored.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ from .dependencies import CPU, Edge, Stages, device, space
 from .grouping import SharedNumbers
 from .legality import Pair, why_not
 
-#: The dimensions that a lane's reductions take away, the shape they take it from, and
-#: the order of memory in which they go over it.
+#: The dimensions that a lane's reductions remove, the shape of their operand, and their
+#: order over its memory.
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class _Stager:
-    """Goes through the nodes in program order and gives each its stage, which is that
-    of all its rows.
-    """
+    """Visits the nodes in program order and assigns each a stage, for all its rows."""
 
     def __init__(self, aligned: Aligned, numbers: SharedNumbers) -> None:
         self.aligned = aligned
@@ -44,7 +41,7 @@ class _Stager:
         self.fused: list[Edge] = []
         self.refusals: dict[tuple[str, str, str], Refusal] = {}
         self.lanes = UnionFind(len(nodes))
-        self.geometry: dict[int, Geometry] = {}  # of a lane, by its root
+        self.geometry: dict[int, Geometry] = {}  # by the root of a lane
         self.reduces = [
             isinstance(n, SchedulerNode) and bool(n.body.reduction) for n in nodes
         ]
@@ -72,7 +69,7 @@ class _Stager:
     # ------------------------------------------------------------ one node
 
     def place(self, i: int, incoming: list[Edge]) -> None:
-        """Give node i its stage, from the edges into it."""
+        """Assign node i its stage, from the edges into it."""
         node = self.nodes[i]
         if isinstance(node, Extern):
             for e in incoming:
@@ -101,13 +98,11 @@ class _Stager:
         self.fused.extend(legal)
 
     def sink(self, all_edges: list[Edge]) -> None:
-        """Move nodes that read elements of one tensor to the stage of those that wait
-        for them.
-        """
+        """Move nodes that read elements of one tensor to their consumers' stage."""
         if max(self.stage, default=0) <= 0:
             return
         legal = {e[:2] for e in self.fused}
-        #: of each node, those that come behind it
+        #: node -> the edges to its consumers
         behind: dict[int, list[Edge]] = {}
         for e in all_edges:
             behind.setdefault(e.producer, []).append(e)
@@ -124,8 +119,8 @@ class _Stager:
                 )
 
     def _may_sink(self, i: int, behind: list[Edge]) -> bool:
-        """Does a node read elements of one tensor, for pointwise nodes that go over the
-        same elements?
+        """Does a node read elements of one tensor, for pointwise nodes over the same
+        elements?
         """
         node = self.nodes[i]
         if isinstance(node, Extern) or self.reduces[i] or i in self.late:
@@ -152,7 +147,7 @@ class _Stager:
         shared = self.numbers.shared
         crosses = (e.producer in shared) != (e.consumer in shared)
         if crosses and self.reduces[e.producer]:
-            # the one lane that gives these numbers may finish them
+            # the only lane that makes these numbers may finish them
             crosses = e.consumer not in self.numbers.fed
         buffer = self.graph.buffers[e.buffer]
         result = self.reduces[e.producer] and e.kind != "war"
@@ -184,7 +179,7 @@ class _Stager:
         return e.buffer in read & set(map(values.__getitem__, written))
 
     def _refuse(self, e: Edge, code: str, detail: str) -> None:
-        """Tell why an edge's nodes do not share a kernel; once for each reason."""
+        """Record why an edge's nodes do not share a kernel; once for each reason."""
         a, b = self.nodes[e.producer], self.nodes[e.consumer]
         assert isinstance(b, SchedulerNode)
         key = (a.name if isinstance(a, Extern) else a.body.name, b.body.name, code)
@@ -193,8 +188,10 @@ class _Stager:
         self.refusals.setdefault(key, Refusal(*key, detail, at, b.line))
 
     def _feeds(self, e: Edge) -> bool:
-        """Does a node of the CPU give a device something? In a stage the CPU is first,
-        so that its counters do not tear the passes of a device apart.
+        """Does a CPU node feed another device?
+
+        In a stage the CPU comes first, so that its counters do not split the passes of
+        a device.
         """
         device, other = self.devices[e.producer], self.devices[e.consumer]
         return device == CPU != other
@@ -202,12 +199,12 @@ class _Stager:
     # ------------------------------------------------------------ reductions
 
     def _after(self, e: Edge) -> bool:
-        """Is the producer's side of an edge there only when the elements are done?"""
+        """Is the producer's result available only when the elements are done?"""
         waits = self.reduces[e.producer] and e.kind != "war"
         return waits or e.producer in self.late
 
     def _conflict(self, i: int, beside: list[Edge]) -> str | None:
-        """Why node i cannot run in the lane of its producers; None if it can."""
+        """Return why node i cannot run in the lane of its producers; None if it can."""
         spaces: set[Geometry] = {
             self.geometry[root]
             for root in {self.lanes.find(e.producer) for e in beside}
@@ -283,7 +280,7 @@ def _by_consumer(all_edges: list[Edge]) -> Iterator[tuple[int, list[Edge]]]:
 
 
 def stages(aligned: Aligned, all_edges: list[Edge], numbers: SharedNumbers) -> Stages:
-    """Give each node its stage. `all_edges` come by consumer, in program order."""
+    """Assign each node its stage. `all_edges` come by consumer, in program order."""
     stager = _Stager(aligned, numbers)
     incoming = dict(_by_consumer(all_edges))
     for i in range(len(aligned.first)):

@@ -1,7 +1,7 @@
-"""Runs -> the same with fewer blocks: as many strands in one as fit the cache.
+"""Join the blocks of runs: as many strands in one block as fit the cache.
 
-The first pass over runs makes a block of each strand; here blocks that follow each
-other become one while what they touch fits `Machine.block_bytes`.
+The previous pass makes a block of each strand. This pass joins adjacent blocks while
+their memory fits `Machine.block_bytes`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tile(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
 
 
 def _tiled(graph: Graph, run: Run, most: int) -> Run:
-    """A run whose blocks touch `most` bytes, or are one strand that touches more."""
+    """Return a run whose blocks touch up to `most` bytes, or are one larger strand."""
     groups: list[list[Block]] = []
     filled = 0
     for strand in run.blocks:
@@ -38,7 +38,7 @@ def _tiled(graph: Graph, run: Run, most: int) -> Run:
 
 
 def _touched_bytes(graph: Graph, run: Run, block: Block) -> int:
-    """The bytes of the tensors that the lanes of a block touch."""
+    """Return the bytes of the tensors that the lanes of a block touch."""
     touched = {
         b
         for kernel, lanes in zip(run.kernels, block, strict=True)
@@ -50,7 +50,7 @@ def _touched_bytes(graph: Graph, run: Run, block: Block) -> int:
 
 
 def _joined(blocks: list[Block]) -> Block:
-    """One block with the lanes of several."""
+    """Return one block with the lanes of several."""
     if len(blocks) == 1:
         return blocks[0]
     columns = zip(*blocks, strict=True)

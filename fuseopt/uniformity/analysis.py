@@ -1,4 +1,4 @@
-"""A step, its optimizer -> a proof that the step treats lanes alike, or why not."""
+"""Prove that a step treats lanes alike, or return the reason against it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .values import Known
 from .values import Optimizer as Itself
 from .world import Unknown, World
 
-#: The most rounds until the places that the step writes reach a fixed point.
+#: The largest number of rounds until the written places reach a fixed point.
 ROUNDS = 12
 #: Modules that register handlers of syntax and rules of functions when imported.
 RULES = (
@@ -50,12 +50,13 @@ Machine.execute = staticmethod(forms.execute)
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of the analysis. `why`: the reason why nothing is proven, or "".
+    """Result of the analysis.
 
-    `sizes`: does the step read sizes of lanes? Then only lanes of one size are alike.
-    `classes`: does it ask for the class of one of their tensors? `codes`: all code that
-    the step may run, except that of torch and Python. `shared`: the ids of the tensors
-    that it took for no lane's. `firsts`: may it depend on which kind is the first one?
+    `why`: the reason against a proof, or "". `sizes`: True if the step reads sizes of
+    lanes; then only lanes of one size are alike. `classes`: True if it reads the class
+    of a lane's tensor. `codes`: all code that the step may run, except that of torch
+    and Python. `shared`: the ids of tensors that belong to no lane. `firsts`: True if
+    the step may depend on which kind comes first.
     """
 
     why: str
@@ -66,10 +67,10 @@ class Proof:
     firsts: bool = True
 
     def why_not(self, reshaped: bool, parts: bool) -> str:
-        """Why the lanes at hand are not shown to be treated alike; "" if they are.
+        """Return why the proof does not cover the lanes at hand; "" if it does.
 
-        `reshaped`: are some alike that are of other sizes? `parts`: are they parts of
-        tensors?
+        `reshaped`: True if some alike lanes differ in size. `parts`: True if the lanes
+        are parts of tensors.
         """
         if self.why:
             return self.why
@@ -89,8 +90,9 @@ def prove(
     counters: bool = False,
 ) -> Proof:
     """Analyse the step of an optimizer in its present state. Never raises.
+
     `known`: tensors of lanes that its groups and state do not hold at the moment.
-    `counters`: lanes may differ in the integers in their state.
+    `counters`: True if lanes may differ in the integers in their state.
     """
     machine: Machine | None = None
     try:

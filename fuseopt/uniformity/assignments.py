@@ -155,7 +155,7 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
 
 
 def _read(target: ast.expr) -> ast.expr:
-    """The expression that reads an assignment target."""
+    """Return the expression that reads an assignment target."""
     if isinstance(target, ast.Name):
         reading: ast.expr = ast.Name(target.id, ast.Load())
     elif isinstance(target, ast.Attribute):
@@ -167,7 +167,7 @@ def _read(target: ast.expr) -> ast.expr:
 
 
 def _gathers(machine: Machine, target: ast.Name, value: ast.expr) -> bool:
-    """`x = x or ...` in a loop over lanes."""
+    """Walk `x = x or ...` in a loop over lanes; return False for other assignments."""
     if isinstance(value, ast.BoolOp) and len(value.values) == 2:
         operation = "or" if isinstance(value.op, ast.Or) else "and"
         a, b = value.values
@@ -180,9 +180,9 @@ def _gathers(machine: Machine, target: ast.Name, value: ast.expr) -> bool:
 def _gather(
     machine: Machine, target: ast.Name, operation: str, value: ast.expr
 ) -> bool:
-    """`x |= value`, `x &= value` over lanes: neither their order nor number matters.
+    """Walk `x |= value`, `x &= value` over lanes: order and number do not matter.
 
-    False: the variable is not one that lanes gather in.
+    Returns False if the variable is not one that lanes gather in.
     """
     scope = machine.place(target.id)
     if scope is None:
@@ -204,7 +204,7 @@ def _gather(
     if not (types_ | types) <= {bool}:
         raise machine.refusal("it accumulates an unknown value over lanes", value)
     if operand == Known(operation == "and"):
-        return True  # which changes nothing
+        return True  # the assignment changes nothing
     machine.store(scope, target.id, Gathered(operation, types_ | types), target)
     return True
 

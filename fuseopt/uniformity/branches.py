@@ -44,7 +44,7 @@ def _if(machine: Machine, node: ast.If) -> None:
 
 
 def _fill(machine: Machine, test: ast.expr, holds: bool) -> None:
-    """In the branch where a test holds of a list of lanes: the list is not empty."""
+    """Mark a list of lanes as not empty, in the branch where a test of it holds."""
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, holds = test.operand, not holds
     if holds and isinstance(test, ast.Name):
@@ -56,11 +56,11 @@ def _fill(machine: Machine, test: ast.expr, holds: bool) -> None:
 
 
 def _first_sets(machine: Machine, node: ast.If) -> bool:
-    """`if x is None: x = ...` in a loop over lanes, where the first lane sets x.
+    """Walk `if x is None: x = ...` in a loop over lanes, where the first lane sets x.
 
-    The first lane leads its kind, and the value follows from the kind: so the value is
-    the same in the step of all lanes and in that of the leading ones. False: `node` has
-    another form.
+    The first lane leads its kind, and the value follows from the kind. So the value
+    agrees between the step of all lanes and that of the leading ones. Returns False if
+    `node` has another form.
     """
     test = node.test
     if not (

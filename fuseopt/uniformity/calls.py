@@ -33,7 +33,7 @@ from .values import (
     join,
 )
 
-#: Where the classes of functions are that the analysis may look at.
+#: Modules of the function classes that the analysis may inspect.
 _HOMES = ("builtins", "functools", "abc", "enum", "typing", "torch")
 #: Context managers that `with` may enter: they treat all lanes alike.
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
@@ -47,7 +47,7 @@ def call(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """The value that a call returns. Refuses functions that are not known."""
+    """Return the value of a call. Refuses functions that are not certain."""
     usable(machine, function, node)
     for value in (*args, *keywords.values()):
         usable(machine, value, node)
@@ -77,7 +77,7 @@ def call(
 
 @contextmanager
 def _arguments(machine: Machine, node: ast.AST) -> Iterator[None]:
-    """Rules index their arguments: refuse a call that lacks one."""
+    """Refuse a call that lacks an argument: rules index their arguments."""
     try:
         yield
     except (IndexError, KeyError):
@@ -94,10 +94,10 @@ def _call_known(
 ) -> Value:
     kind = type(function)
     if str(kind.__module__).partition(".")[0] not in _HOMES:
-        # what it has as `__name__`, and whom it equals, may be code of a user's
+        # its `__name__` and `__eq__` may be user code
         raise machine.refusal(f"it calls a {kind.__name__}", node)
-    # Dynamo wraps functions that it must not trace: it either runs them, as
-    # `_init_group`, or does not trace the step of the leading lanes at all
+    # Dynamo wraps functions that it must not trace. It either runs them, as
+    # `_init_group`, or does not trace the step of the leading lanes
     function = getattr(function, "_torchdynamo_orig_callable", function)
     entry = functions.RULES.get(id(function))
     if entry is not None:
@@ -157,7 +157,7 @@ def _function(
 
 
 def frame_of(machine: Machine, function: types.FunctionType, node: ast.AST) -> Frame:
-    """A frame for a Python function, without its arguments. Refuses recursion."""
+    """Make a frame for a Python function, without its arguments. Refuses recursion."""
     try:
         source = machine.sources.of(function)
     except NoSource as error:
@@ -283,7 +283,7 @@ def _closure(
 
 
 def local_names(node: ast.AST) -> frozenset[str]:
-    """The variables of a function that the step defines."""
+    """Return the variables of a function that the step defines."""
     bound: set[str] = set()
     outside: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.Lambda)):
@@ -309,7 +309,7 @@ def local_names(node: ast.AST) -> frozenset[str]:
 
 
 def stored(body: Seq[ast.AST]) -> list[ast.AST]:
-    """The nodes that set variables in some statements, without nested functions."""
+    """Return the nodes in statements that set variables, no nested functions."""
     targets: list[ast.AST] = []
     pending = list(body)
     while pending:
@@ -328,7 +328,7 @@ def stored(body: Seq[ast.AST]) -> list[ast.AST]:
 
 
 def run(machine: Machine, frame: Frame, node: ast.AST) -> Value:
-    """Walk the body of a function whose arguments are set; its joined return value."""
+    """Walk the body of a function whose arguments are set; return its joined result."""
     if len(machine.frames) >= DEPTH:
         raise machine.refusal("its calls are nested too deeply", node)
     path, level = machine.path, machine.level

@@ -27,7 +27,7 @@ from .values import (
     Value,
 )
 
-#: Classes for which the answer is the same for a DTensor and for its local tensor.
+#: Classes for which `isinstance` agrees for a DTensor and its local tensor.
 _SAME_OF_ALL = frozenset(
     {torch.Tensor, torch.nn.Parameter, bool, int, float, complex, str, type(None)}
     | {list, tuple, dict, set, numbers.Number, numbers.Real}

@@ -1,4 +1,4 @@
-"""Comparisons: of plain data, of tensors, of identities, of lane counts with zero."""
+"""Comparisons of plain data, of tensors, of identities, of lane counts with zero."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _counted(
     swapped: bool,
     node: ast.AST,
 ) -> Value:
-    """A comparison with a count of lanes: only whether it is zero may be asked."""
+    """Evaluate a comparison with a count of lanes, which may only test for zero."""
     if isinstance(other, Count) and other.lanes == count.lanes:
         return Data(Level.UNIFORM, frozenset({bool}))
     number = other.value if isinstance(other, Known) else None

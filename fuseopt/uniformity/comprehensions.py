@@ -1,4 +1,4 @@
-"""Comprehensions and `filter`: loops that create a list, in a scope of their own."""
+"""Comprehensions and `filter`: loops that create a list, in their own scope."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _filter(machine: Machine, tests: list[ast.expr], then: Callable[[], None]) -
 
 @functions.rule(filter)
 def _filtered(machine: Machine, args: Any, _: Any, node: ast.AST) -> Value:
-    """`filter(test, lanes)`: as a list with a condition."""
+    """Evaluate `filter(test, lanes)` as a list with a condition."""
     sequence = iteration.lanes_of(machine, args[1], node)
     if sequence is None:
         raise machine.refusal("it filters a list of something besides lanes", node)

@@ -128,7 +128,7 @@ def _zip(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
 
 
 def empty(machine: Machine, value: Value) -> bool:
-    """Is it a list or a tuple that is known to be empty?"""
+    """Is it certainly an empty list or tuple?"""
     if isinstance(value, Ref):
         container = machine.now.heap[value.number]
         return (

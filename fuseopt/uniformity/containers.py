@@ -39,7 +39,7 @@ _MISSING = object()
 
 
 def key_level(machine: Machine, key: Value, node: ast.AST) -> Level:
-    """The level of a key or an index. Refuses numbers read from lanes, and objects."""
+    """Return the level of a key. Refuses numbers read from lanes, and objects."""
     if isinstance(key, Items):
         return max((key_level(machine, x, node) for x in key.items), default=Level(0))
     if isinstance(key, Index):
@@ -55,13 +55,13 @@ def key_level(machine: Machine, key: Value, node: ast.AST) -> Level:
 
 
 def is_slice(key: Value) -> bool:
-    """Is it a slice, not an index?"""
+    """Is it a slice rather than an index?"""
     types_ = types_of(key)
     return types_ is not None and slice in types_
 
 
 def item(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
-    """`value[key]`."""
+    """Evaluate `value[key]`."""
     usable(machine, value, node)
     usable(machine, key, node)
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
@@ -143,7 +143,7 @@ def _tuple_item(machine: Machine, value: Items, key: Value, node: ast.AST) -> Va
 
 
 def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
-    """`ref[key]`, where `ref` is a list or a dict that the step has created."""
+    """Evaluate `ref[key]`, where the step has created the list or dict `ref`."""
     container = machine.now.heap[ref.number]
     if isinstance(container, List) and container.added is not None:
         if isinstance(key, Known) and key.value == -1 and machine.lane is not None:
@@ -195,10 +195,10 @@ def ref_item(machine: Machine, ref: Ref, key: Value, node: ast.AST) -> Value:
 
 
 def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
-    """The item of the first lane of a sequence.
+    """Return the item of the first lane of a sequence.
 
-    The first lane leads its kind, so its plain data and its metadata are uniform, as
-    long as the first lanes of kinds have the order that their models have.
+    The first lane leads its kind, so its plain data and metadata are uniform. This
+    requires that the first lanes of kinds have the order of their models.
     """
     machine.firsts = True
     if isinstance(value, Tensor):
@@ -210,7 +210,7 @@ def first_of(machine: Machine, value: Value | None, node: ast.AST) -> Value:
 
 
 def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> Value:
-    """`container[key]`, where the container existed before the step."""
+    """Evaluate `container[key]`, where the container existed before the step."""
     world = machine.world
     level = key_level(machine, key, node)
     x = world.object(container)
@@ -219,7 +219,7 @@ def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> V
     makes = getattr(x, "default_factory", None) is not None
     if isinstance(key, Known) and not is_slice(key):
         try:
-            # a defaultdict would make the item, also where the step does not get there
+            # a defaultdict would make the item, even if the step never gets there
             value = dict.get(x, key.value, _MISSING) if makes else x[key.value]
         except (KeyError, IndexError, TypeError):
             value = _MISSING
@@ -236,7 +236,7 @@ def held_item(machine: Machine, container: Held, key: Value, node: ast.AST) -> V
 def group_item(
     machine: Machine, group: Group, key: Value, node: ast.AST, default: Any = _MISSING
 ) -> Value:
-    """An item of a parameter group."""
+    """Return an item of a parameter group."""
     if isinstance(key, Known) and key.value == "params":
         return machine.new(
             List(
@@ -279,7 +279,7 @@ def group_item(
 def state_item(
     machine: Machine, key: Value, node: ast.AST, default: Value | None = None
 ) -> Value:
-    """`state[key]` of the current lane; `default` as in `dict.get`."""
+    """Evaluate `state[key]` of the current lane; `default` as in `dict.get`."""
     key_level(machine, key, node)
     fields = machine.world.fields
     result: Value | None = None

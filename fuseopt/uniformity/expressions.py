@@ -36,7 +36,7 @@ form = into(FORMS)
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
-    """The abstract value of an expression."""
+    """Return the abstract value of an expression."""
     machine.spend(node)
     rule = FORMS.get(type(node))
     if rule is None:
@@ -45,7 +45,7 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 
 def used(machine: Machine, node: ast.expr) -> Value:
-    """The abstract value of an expression. Refuses one that may not be used."""
+    """Return the abstract value of an expression. Refuses one that may not be used."""
     return usable(machine, evaluate(machine, node), node)
 
 
@@ -110,7 +110,7 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
 
 
 def key(machine: Machine, node: ast.expr) -> Value:
-    """The value of an index or a slice."""
+    """Return the value of an index or a slice."""
     return used(machine, node)
 
 
@@ -154,7 +154,7 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
 def operate(
     machine: Machine, op: type[ast.operator], a: Value, b: Value, node: ast.AST
 ) -> Value:
-    """The value of `a op b`."""
+    """Return the value of `a op b`."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if all(isinstance(x, Tensor) and x.number for x in (a, b)):
             return _number_too(a, b)
@@ -202,7 +202,7 @@ def _number_too(a: Value, b: Value) -> Value:
 
 
 def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
-    """The possible types of `a op b` for plain data; empty: not known."""
+    """Return the possible types of `a op b` for plain data; empty: any."""
     types, other = types_of(a), types_of(b)
     if types is None or other is None:
         return ()
@@ -217,7 +217,7 @@ def _types(op: type, a: Value, b: Value) -> tuple[type, ...]:
 
 
 def _repeated(machine: Machine, ref: Ref, count: Count, node: ast.AST) -> Value:
-    """`[x] * len(lanes)`: one item of each lane."""
+    """Evaluate `[x] * len(lanes)`: one item for each lane."""
     container = machine.container(ref, node)
     if (
         not isinstance(container, List)
@@ -407,7 +407,7 @@ def _lambda(machine: Machine, node: ast.Lambda) -> Value:
 
 
 def define(machine: Machine, node: ast.FunctionDef | ast.Lambda) -> Value:
-    """The value of a `def` or a `lambda` of the step. Refuses generators."""
+    """Return the value of a `def` or a `lambda` of the step. Refuses generators."""
     for x in ast.walk(node):
         if isinstance(x, (ast.Yield, ast.YieldFrom, ast.Await)):
             raise machine.refusal("a generator is not analysed", x)

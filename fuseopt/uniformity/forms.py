@@ -1,4 +1,4 @@
-"""The handler of each form of statement, and `execute`, which walks statements."""
+"""Handlers of statements, by form, and `execute`, which walks statements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .machine import Machine, Raises
 F = TypeVar("F", bound=Callable[..., Any])
 Form = Callable[[Machine, Any], None]
 FORMS: dict[type, Form] = {}
-#: Handlers of loops: they also get the statements behind the loop, and return whether
+#: Handlers of loops. They also get the statements after the loop, and return whether
 #: they have walked them.
 LOOPS: dict[type, Callable[[Machine, Any, Seq[ast.stmt]], bool]] = {}
 
 
 def into(forms: dict[type, F]) -> Callable[..., Callable[[F], F]]:
-    """A decorator that registers a function as the handler of some node types."""
+    """Make a decorator that registers a function as the handler of some node types."""
 
     def form(*kinds: type) -> Callable[[F], F]:
         def take(function: F) -> F:
@@ -34,7 +34,7 @@ form = into(FORMS)
 
 
 def execute(machine: Machine, body: Seq[ast.stmt]) -> None:
-    """Walk statements; afterwards `memory` is None if their end is not reached."""
+    """Walk statements; `memory` becomes None if their end is unreachable."""
     for k, node in enumerate(body):
         if machine.memory is None:
             return

@@ -46,7 +46,7 @@ RULES: dict[int, tuple[Any, Rule]] = {}
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """A decorator that registers a rule for some functions; None is left out."""
+    """Make a decorator that registers a rule for some functions; None is left out."""
 
     def take(handler: Rule) -> Rule:
         for function in functions:
@@ -58,7 +58,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def odd(value: Value) -> str:
-    """What differs between lanes, in words."""
+    """Describe what differs between lanes."""
     if isinstance(value, Index):
         return "the position of a lane"
     if isinstance(value, Count):
@@ -69,9 +69,9 @@ def odd(value: Value) -> str:
 def compute(
     machine: Machine, args: list[Value], node: ast.AST, types: tuple[type, ...] = ()
 ) -> Value:
-    """Plain data computed from `args`; its level is the highest of theirs.
+    """Return plain data computed from `args`; its level is the highest of theirs.
 
-    `types`: those that the result may have. Refuses arguments that are no plain data.
+    `types`: the possible types of the result. Refuses arguments that are no plain data.
     """
     level = Level.UNIFORM
     numeric = True
@@ -79,7 +79,7 @@ def compute(
         usable(machine, value, node)
         numeric = numeric and _numbers(value)
         if isinstance(value, Tensor):
-            # the function asks for its contents
+            # the function reads its contents
             if value.foreign:
                 raise machine.refusal("two lists may have different lanes", node)
             level = Level.NUMBER
@@ -104,7 +104,7 @@ def compute(
 
 
 def _numbers(value: Value) -> bool:
-    """Is it a number, or several? Then what is computed from it is a number, too."""
+    """Is it a number, or several? Then a value computed from it is a number, too."""
     if isinstance(value, Items):
         return all(map(_numbers, value.items))
     types = types_of(value)
@@ -182,7 +182,9 @@ def _sum(machine: Machine, args: Args, keywords: Keywords, node: ast.AST) -> Val
 
 
 def _fold(machine: Machine, iterable: Value, more: Args, node: ast.AST) -> Value:
-    """The value of a reduction (`sum`, `max`) over an iterable, and `more` operands."""
+    """Return the value of a reduction (`sum`, `max`) over an iterable and `more`
+    operands.
+    """
     if iteration.lanes_of(machine, iterable, node) is not None:
         raise machine.refusal("it computes a total over all lanes", node)
     items = iteration.spread(machine, iterable, machine.site(node), node)

@@ -64,9 +64,9 @@ def _call(machine: Machine, node: ast.Call) -> Value:
 
 
 def _next(machine: Machine, node: ast.Call) -> Value:
-    """`next(...)` of a generator expression or `iter(...)`: the first item.
+    """Evaluate `next(...)` of a generator expression or `iter(...)`: the first item.
 
-    Of lanes, the first one leads.
+    For lanes, this is the item of the first lane.
     """
     argument = node.args[0]
     if isinstance(argument, ast.GeneratorExp):
@@ -115,7 +115,7 @@ _EATERS = (any, all, sum, min, max, list, tuple, sorted, set)
 def _generator(
     machine: Machine, node: ast.GeneratorExp, function: Value, count: int
 ) -> Value:
-    """A generator expression that the call exhausts at once; refuses others."""
+    """Evaluate a generator expression that the call exhausts at once; refuse others."""
     eats = isinstance(function, Known) and function.value in _EATERS
     joins = isinstance(function, Method) and function.name in ("join", "extend")
     if not (eats or joins):

@@ -41,7 +41,7 @@ from .values import (
 
 
 def lanes_of(machine: Machine, value: Value, node: ast.AST) -> Sequence | None:
-    """A value with one item for each lane as a `Sequence`; None for other values."""
+    """Return a value with one item for each lane as a `Sequence`; None for others."""
     if isinstance(value, Sequence):
         return value
     if isinstance(value, Ref):
@@ -53,7 +53,7 @@ def lanes_of(machine: Machine, value: Value, node: ast.AST) -> Sequence | None:
 
 
 def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Value]:
-    """One group of lists that a call has sorted by kind: its key and its lists."""
+    """Return the key and the lists of one group of lanes sorted by kind."""
     lists: list[Value] = []
     lanes = Sorted(loop, value.lanes)
     for x in value.lists:
@@ -73,10 +73,10 @@ def sorted_lists(machine: Machine, value: Grouped, loop: Any) -> tuple[Value, Va
 def spread(
     machine: Machine, value: Value, loop: Any, node: ast.AST
 ) -> list[Value] | Many | Sequence:
-    """The items that a loop iterates over.
+    """Return the items that a loop iterates over.
 
-    A list if each is known by itself, `Many` if one abstract value stands for all of
-    them, a `Sequence` if there is one for each lane.
+    A list has a separate abstract value for each item. `Many` has one abstract value
+    for any of them, and a `Sequence` one for each lane.
     """
     usable(machine, value, node)
     lanes = lanes_of(machine, value, node)
@@ -134,7 +134,7 @@ def _dict_keys(container: Dict) -> list[Value] | Many:
 
 
 def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, Level]:
-    """The truth of a value (None: not known), and the level of what decides it."""
+    """Return the truth of a value (None: uncertain), and the level that decides it."""
     usable(machine, value, node)
     if isinstance(value, Known):
         if isinstance(value.value, (int, float)) and type(value.value) is not bool:
@@ -145,8 +145,8 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
     level = level_of(value)
     is_number = level == Level.NUMBER or (isinstance(value, Tensor) and value.number)
     if is_number and machine.in_torch():
-        # Dynamo's graph has both ways, and what they give is chosen: whatever else
-        # they do ends the graph. Of others' code the way not taken is not rehearsed
+        # Dynamo's graph has both branches, and selects between their results; any other
+        # effect ends the graph. For other code, the branch not taken is not rehearsed
         return None, Level.NUMBER
     if level == Level.NUMBER or isinstance(value, (Tensor, First)):
         raise machine.refusal("it branches on tensor data", node)
@@ -185,7 +185,7 @@ def truth(machine: Machine, value: Value, node: ast.AST) -> tuple[bool | None, L
 
 
 def length(machine: Machine, value: Value, node: ast.AST) -> Value:
-    """`len(value)`."""
+    """Evaluate `len(value)`."""
     usable(machine, value, node)
     lanes = lanes_of(machine, value, node)
     if lanes is not None:
@@ -228,7 +228,7 @@ def length(machine: Machine, value: Value, node: ast.AST) -> Value:
 
 
 def contains(machine: Machine, value: Value, key: Value, node: ast.AST) -> Value:
-    """`key in value`."""
+    """Evaluate `key in value`."""
     usable(machine, value, node)
     usable(machine, key, node)
     if isinstance(value, State):

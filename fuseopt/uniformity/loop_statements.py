@@ -26,7 +26,7 @@ from .values import (
     types_of,
 )
 
-#: The most known items for which a loop is unrolled.
+#: The largest number of separate items for which a loop is unrolled.
 UNROLLED = 16
 
 
@@ -46,7 +46,7 @@ def _break(machine: Machine, node: ast.Break) -> None:
 
 
 def _set_in(node: ast.For | ast.While) -> frozenset[str]:
-    """The variables that the target and the body of a loop set by name."""
+    """Return the variables that the target and the body of a loop set by name."""
     names: set[str] = set()
     targets: list[ast.AST] = [*node.body]
     if isinstance(node, ast.For):
@@ -60,9 +60,9 @@ def _set_in(node: ast.For | ast.While) -> frozenset[str]:
 
 
 def _for(machine: Machine, node: ast.For, rest: Seq[ast.stmt]) -> bool:
-    """Walk a loop. True: `rest`, the statements behind it, has been walked as well.
+    """Walk a loop; return True if `rest`, the statements after it, was walked too.
 
-    That is so if a lane may break off the loop: `rest` is walked once for each end.
+    That happens if a lane may break off the loop: `rest` is walked once for each end.
     """
     value = used(machine, node.iter)
 

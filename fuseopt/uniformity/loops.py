@@ -1,4 +1,4 @@
-"""Loops: over lanes, over items that are known, over anything else."""
+"""Loops over lanes, over separate items, and over any other iterable."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .values import (
     level_of,
 )
 
-#: The most turns until a loop's abstract memory must reach its fixed point.
+#: The largest number of turns until a loop's abstract memory reaches its fixed point.
 TURNS = 12
-#: The most known items for which a loop is unrolled.
+#: The largest number of separate items for which a loop is unrolled.
 UNROLLED = 16
 
 
 def unrolled(
     machine: Machine, items: list[Value], body: Callable[[Value], None], node: ast.AST
 ) -> None:
-    """Go through a loop over items that are known, one by one."""
+    """Walk a loop over separate items, one by one."""
     path = machine.path
     try:
         for k, x in enumerate(items):
@@ -70,8 +70,9 @@ def over_lanes(
 ) -> Memory | None:
     """Walk a loop over lanes: its body once, for any lane.
 
-    A variable that another lane may have set is not known in the body, unless all lanes
-    set it to the same value. Returns the memory after a `break`, None without one.
+    A variable that another lane may have set is unreadable in the body, unless all
+    lanes set it to the same value. Returns the memory after a `break`, None without
+    one.
     """
     if machine.lane is not None:
         raise machine.refusal("it loops over lanes within a loop over lanes", node)
@@ -137,7 +138,7 @@ def _break_off(
     end: Memory,
     broken: Memory,
 ) -> None:
-    """The memory after a lane ends the loop: any number of lanes came before it."""
+    """Set the memory after a lane ends the loop: any number of lanes came before it."""
     why = "lanes are missing after the end of a loop"
     for number, container in broken.heap.items():
         earlier = before.heap.get(number)
@@ -228,7 +229,8 @@ def over_many(
 ) -> None:
     """Walk any other loop until its memory reaches a fixed point.
 
-    `level`: that of what the number of turns depends on; `names`: variables it sets.
+    `level`: that of the data that decides the number of turns. `names`: variables it
+    sets.
     """
     site = machine.site(node)
     before = machine.now
@@ -239,8 +241,8 @@ def over_many(
         machine.memory = head.copy()
         loop = Loop(site, machine.frame, level=level)
         loop.scopes = machine.number()
-        # a variable that is unset before the loop and read before it is set in the
-        # body has another turn's value
+        # a variable that is unset before the loop, and read before the body sets it,
+        # has another turn's value
         unset = {
             (scope, name)
             for scope, name in variables

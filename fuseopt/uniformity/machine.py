@@ -16,13 +16,13 @@ from .source import Source, Sources
 from .values import Bad, Carried, Gathered, Level, Ref, Value
 from .world import World
 
-#: The most expressions and statements that an analysis walks before it refuses.
+#: The largest number of expressions and statements that an analysis walks.
 BUDGET = 400_000
 DEPTH = 30
 
 
 class Refusal(Exception):
-    """Why the lanes of a step may not be led: the expression, and where it stands."""
+    """Lanes of a step may not be led: the reason, the expression, and its place."""
 
     def __init__(self, why: str, filename: str, line: int, text: str) -> None:
         self.why, self.filename, self.line, self.text = why, filename, line, text
@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 class Raises(Exception):
-    """An expression without a value: a function that it calls always raises."""
+    """An expression has no value: a function that it calls always raises."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Loop:
     breaks: list[Memory] = field(default_factory=list)
     #: returns from within a loop over lanes
     leaves: list[tuple[Value, Memory]] = field(default_factory=list)
-    #: variables that are set in it: where, and to what
+    #: the sites and values of variables that are set in the loop
     stores: dict[tuple[int, str], list[tuple[Any, Value]]] = field(default_factory=dict)
     #: lists that lanes add to, by their numbers in the heap
     grown: set[int] = field(default_factory=set)
@@ -82,12 +82,12 @@ class Definition:
 
 
 class Machine:
-    """See the module. `evaluate`, `call` and `execute` walk an expression, a call, and
-    statements.
+    """Abstract machine; see the module.
 
-    `sizes`: does the step read sizes? `classes`: does it ask for the class of a tensor,
-    besides whether it is one? `firsts`: does it read of a first lane what others then
-    depend on? `codes`: the code objects that it may run.
+    `evaluate`, `call` and `execute` walk an expression, a call, and statements.
+    `sizes`: True if the step reads sizes. `classes`: True if it reads the class of a
+    tensor, except for a test whether it is one. `firsts`: True if it reads metadata of
+    a first lane on which other lanes depend. `codes`: the code objects that it may run.
     """
 
     evaluate: Callable[[Machine, ast.expr], Value]
@@ -102,7 +102,8 @@ class Machine:
         self.loops: list[Loop] = []
         self.path: tuple[int, ...] = ()
         self.lane: Loop | None = None
-        self.level = Level.UNIFORM  # of the conditions on the path to this point
+        # the level of the conditions on the path to this point
+        self.level = Level.UNIFORM
         self.definitions: list[Definition] = []
         self.codes: set[types.CodeType] = set()
         self.sizes = False
@@ -116,7 +117,7 @@ class Machine:
     # ---------------------------------------------------------------- refusals
 
     def refusal(self, why: str, node: ast.AST | None = None) -> Refusal:
-        """The exception to raise: why lanes may not be led, and the expression."""
+        """Return the exception to raise: the reason, and the expression."""
         filename = self.frames[-1].source.filename if self.frames else ""
         line = getattr(node, "lineno", 0)
         text = "" if node is None or not line else " ".join(ast.unparse(node).split())
@@ -136,7 +137,7 @@ class Machine:
         return self.frames[-1]
 
     def site(self, node: ast.AST) -> tuple[Any, ...]:
-        """A place in the code, with the calls that lead there."""
+        """Return a place in the code, with the calls that lead there."""
         return (*self.path, id(node))
 
     def in_torch(self) -> bool:
@@ -144,7 +145,7 @@ class Machine:
         return is_known(self.frames[-1].source.code)
 
     def branch(self, node: ast.AST) -> Branch:
-        """The place of a branch, with the loops around it."""
+        """Return the place of a branch, with the loops around it."""
         return Branch(self.site(node), self.turns())
 
     def number(self) -> int:
@@ -153,18 +154,18 @@ class Machine:
 
     @property
     def now(self) -> Memory:
-        """The memory at this point, which the code must be able to reach."""
+        """Memory at this point, which the code must be able to reach."""
         assert self.memory is not None
         return self.memory
 
     def turns(self) -> tuple[Any, ...]:
-        """The sites of the loops around this point, without those over lanes."""
+        """Return the sites of the loops around this point, without those over lanes."""
         return tuple(x.site for x in self.loops if x.lanes is None)
 
     # ---------------------------------------------------------------- variables
 
     def place(self, name: str) -> int | None:
-        """The number of the scope that has a variable of the step, or None."""
+        """Return the number of the scope that has a variable of the step, or None."""
         frame = self.frame
         for x in (frame, *reversed(frame.outer)):
             if name in x.names:
@@ -172,7 +173,7 @@ class Machine:
         return None
 
     def scope(self) -> int:
-        """The number of a new scope without variables."""
+        """Return the number of a new scope without variables."""
         number = self.number()
         self.now.scopes[number] = {}
         return number
@@ -201,7 +202,7 @@ class Machine:
         return self.new(List(items))
 
     def container(self, ref: Ref, node: ast.AST) -> List | Dict:
-        """The list or dict of a reference. Refuses one that may not be read yet."""
+        """Return the list or dict of a reference. Refuses unreadable ones."""
         container = self.now.heap[ref.number]
         if container.broken:
             raise self.refusal(container.broken, node)
@@ -237,7 +238,7 @@ class Machine:
         then: Callable[[], Value],
         otherwise: Callable[[], Value],
     ) -> Value:
-        """The joined value of two branches, of which one is taken."""
+        """Return the joined value of two branches, of which one is taken."""
         before = self.now.copy()
         with self.under(level):
             a = self._way(then)
@@ -270,7 +271,7 @@ class Machine:
 
 
 def usable(machine: Machine, value: Value, node: ast.AST) -> Value:
-    """The value itself. Refuses one that may not be used."""
+    """Return the value itself. Refuses one that may not be used."""
     if isinstance(value, Bad):
         raise machine.refusal(value.why, node)
     if isinstance(value, Carried):

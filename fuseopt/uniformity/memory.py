@@ -33,8 +33,8 @@ from .values import (
 class Added:
     """The item that one iteration of a loop over lanes appends to a list.
 
-    `branches`: those under which it does. `loops`: the loops entered since the list was
-    created; `writer`: the site of the loop over lanes.
+    `branches`: the branches under which it is appended. `loops`: the loops entered
+    since the list was created. `writer`: the site of the loop over lanes.
     """
 
     item: Value
@@ -45,14 +45,16 @@ class Added:
 
 @dataclass(frozen=True)
 class List:
-    """A list, in one of three forms: `items`, each known; `many`, one value that stands
-    for any of them; an `item` for each lane of `lanes`, appended by the loop `writer`.
+    """A list, in one of three forms.
+
+    `items` has a value for each item. `many` is one value for any of them. `item` is
+    one value for each lane of `lanes`, appended by the loop `writer`.
 
     `created_in`: the loops in which it was created; `lane`: the loop over lanes in
     whose iteration. `added`: the item of the current iteration; `growing`: other
-    iterations of that loop append to it. `frozen`: another value may stand for the same
-    list and would not see a change. `filled`: it is not empty. `broken`: why it may not
-    be used, "" if it may.
+    iterations of that loop append to it. `frozen`: another value may be the same list,
+    and would miss a change. `filled`: it is not empty. `broken`: why it may not be
+    used, or "".
     """
 
     items: tuple[Value, ...] | None = ()
@@ -72,7 +74,7 @@ class List:
 
 @dataclass(frozen=True)
 class Dict:
-    """A dict: the values of known keys (`items`), and of any other key (`other`).
+    """A dict: the values of certain keys (`items`), and of any other key (`other`).
 
     `created_in`, `lane`, `broken`: as for `List`.
     """
@@ -95,7 +97,8 @@ class Dict:
 
 
 class Memory:
-    """See the module. `scopes`: variables by number of the scope and by name.
+    """Abstract memory; see the module. `scopes`: variables by number of the scope and
+    by name.
 
     `heap`: lists and dicts by the number of their `Ref`.
     """
@@ -117,7 +120,7 @@ class Memory:
 
 
 def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
-    """The memory where two paths meet; None stands for a path that never arrives.
+    """Return the memory where two paths meet; None for a path that never arrives.
 
     `level`: that of the condition that chooses the path; `branch`: its place.
     """
@@ -154,12 +157,12 @@ def merge(a: Memory | None, b: Memory | None, level: Level, branch: Any) -> Any:
 
 
 def pure(value: Value | None) -> bool:
-    """Is it a tensor, and no number that could stand in its place?"""
+    """Is it certainly a tensor, and not possibly a number?"""
     return isinstance(value, Tensor) and not value.number and not value.plain
 
 
 def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> Value:
-    """The join of two values, each of which may be a list of its memory.
+    """Return the join of two values, each of which may be a list of its memory.
 
     Lists that are joined are frozen in both memories: no change may follow.
     """
@@ -266,7 +269,7 @@ def _values(x: List) -> list[Value]:
 
 
 def loose(x: List, values: Iterable[Value]) -> List:
-    """The list with one joined value for all items: their number is not known."""
+    """Return the list with one joined value for any number of items."""
     item: Value | None = None
     for value in values:
         item = value if item is None else join(item, value, x.level)
@@ -305,7 +308,7 @@ def _dicts(a: Dict, b: Dict, level: Level) -> Dict:
 
 
 def forget(memory: Memory, loop: Any) -> None:
-    """At the end of a turn of a loop, make unusable what refers to this turn."""
+    """Make values unusable that refer to the turn of a loop that ends."""
     for scope in memory.scopes.values():
         for name, value in scope.items():
             if follows(value, loop):
@@ -325,7 +328,7 @@ def forget(memory: Memory, loop: Any) -> None:
 
 
 def follows(value: Value, loop: Any) -> bool:
-    """Does a value mean something else in each turn of a loop?"""
+    """Does a value have another meaning in each turn of a loop?"""
     if isinstance(value, Group):
         return bool(value.where == loop)
     if isinstance(value, (Sequence, Index, Count, Grouped)):
@@ -342,7 +345,7 @@ def follows(value: Value, loop: Any) -> bool:
 
 
 def refs(value: Value) -> list[int]:
-    """The lists and dicts that a value holds."""
+    """Return the lists and dicts that a value holds."""
     if isinstance(value, Ref):
         return [value.number]
     if isinstance(value, Items):

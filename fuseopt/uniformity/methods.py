@@ -44,7 +44,7 @@ def method(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """The value that a call of a built-in method returns."""
+    """Return the value of a call of a built-in method."""
     if isinstance(value, (Tensor, First)):
         return _of_tensor(machine, value, name, args, keywords, node)
     if isinstance(value, Ref):
@@ -289,7 +289,7 @@ def _of_held(
     raise machine.refusal(f"it calls {name} of {container.name}", node)
 
 
-#: Methods of strings that give strings.
+#: Methods of strings that return strings.
 _TEXT = frozenset(
     "lower upper strip lstrip rstrip replace format join removeprefix "
     "removesuffix".split()

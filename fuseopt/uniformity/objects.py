@@ -40,7 +40,7 @@ _METHODS = (Ref, Held, Group, State, States, Grouped, Items, Many, Groups)
 
 
 def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value:
-    """An attribute of a value. Refuses attributes that may not be read."""
+    """Return an attribute of a value. Refuses attributes that may not be read."""
     usable(machine, value, node)
     if isinstance(value, (Tensor, First)):
         return tensors.attribute(machine, value, name, node)
@@ -69,7 +69,7 @@ def attribute(machine: Machine, value: Value, name: str, node: ast.AST) -> Value
 def of_optimizer(
     machine: Machine, value: Optimizer, name: str, node: ast.AST
 ) -> Value | None:
-    """An attribute of the optimizer; None if it has none of that name."""
+    """Return an attribute of the optimizer; None if it has none of that name."""
     world = machine.world
     if value.past is None:
         if name == "state":
@@ -118,7 +118,7 @@ def of_optimizer(
 
 
 def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
-    """The value of a place that the step changes: its former value, or a new one."""
+    """Return the value of a place that the step changes: its former or a new value."""
     result: Value = machine.world.fields.get(place, uniform())
     if value is not _MISSING:
         from .values import join
@@ -130,7 +130,7 @@ def _written(machine: Machine, place: Any, value: Any, name: str) -> Value:
 
 
 def usable_value(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
-    """The abstract value of an object that exists. Refuses one that may not be used."""
+    """Return the abstract value of an object that exists. Refuses unusable ones."""
     return usable(machine, machine.world.value(x, name), node)
 
 
@@ -169,7 +169,7 @@ def write(machine: Machine, place: Any, value: Value, node: ast.AST) -> None:
         machine.world.changed = True
 
 
-# ---------------------------------------------------------------- what exists
+# ---------------------------------------------------------------- existing objects
 
 
 def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
@@ -193,7 +193,7 @@ def _of_known(machine: Machine, x: Any, name: str, node: ast.AST) -> Value:
 def _of_module(
     machine: Machine, x: types.ModuleType, name: str, node: ast.AST
 ) -> Value:
-    """An attribute of a module, for which no code of a user's is asked."""
+    """Return an attribute of a module, without running any user code."""
     title = str(vars(x).get("__name__"))
     if type(x) is types.ModuleType and name in vars(x):
         return usable_value(machine, vars(x)[name], f"{title}.{name}", node)
@@ -203,7 +203,7 @@ def _of_module(
 
 
 def has(machine: Machine, x: Any, name: str, node: ast.AST) -> bool:
-    """Has something that is known an attribute? Refuses what code of a user's says."""
+    """Does an object have an attribute? Refuses objects whose code computes it."""
     static = inspect.getattr_static(x, name, _MISSING)
     if static is _MISSING and hasattr(type(x), "__getattr__"):
         raise machine.refusal(

@@ -1,9 +1,8 @@
-"""Sequences of lanes: which lists have the same lane at the same place?
+"""Sequences of lanes: lists with equal sequences have the same lane at each place.
 
-Lists that name equal sequences are aligned: the items at one place are of one lane.
-`Base` is the parameters of a group. What a condition on the kind of a lane leaves of a
-sequence is `Part`; what a loop over groups puts together is `Joined`; lanes sorted by
-kind are `Sorted`.
+`Base` is the parameters of a group. `Part` is the lanes of a sequence that satisfy a
+condition on their kind. `Joined` is the concatenation over a loop over groups. `Sorted`
+is lanes sorted by kind.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-#: Names a place in the code, and the calls that led there.
+#: A place in the code, and the calls that led there.
 Site = tuple[Any, ...]
 
 
 class Branch(NamedTuple):
-    """A place where ways part, and the loops in which it does."""
+    """A branch in the code, and the loops around it."""
 
     site: Site
     turns: tuple[Site, ...]
@@ -24,14 +23,14 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True)
 class Base:
-    """The parameters of a group: of the one with a number, or the one a loop is at."""
+    """Parameters of a group, which is given by number or by the site of a loop."""
 
     group: Any
 
 
 @dataclass(frozen=True)
 class Part:
-    """The lanes of a sequence that take certain sides of branches.
+    """Lanes of a sequence that take certain sides of branches.
 
     Each of `branches`: a `Branch`, and the side that is taken.
     """
@@ -42,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Joined:
-    """The concatenation of a sequence over the turns of some loops."""
+    """Concatenation of a sequence over the turns of some loops."""
 
     loops: tuple[Site, ...]
     of: Any
@@ -50,7 +49,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Sorted:
-    """One of the lists that the lanes of a sequence were sorted into by a call."""
+    """One of the lists into which a call sorted the lanes of a sequence."""
 
     loop: Site
     of: Any
@@ -64,7 +63,7 @@ class Either:
 
 
 def depends(lanes: Any, loop: Site) -> bool:
-    """Is it another sequence in each turn of a loop?"""
+    """Is it a different sequence in each turn of a loop?"""
     if isinstance(lanes, Base):
         return bool(lanes.group == loop)
     if isinstance(lanes, Joined):
@@ -92,10 +91,10 @@ def deals(lanes: Any, loop: Site) -> bool:
 
 
 def part(lanes: Any, branches: tuple[Any, ...]) -> Any:
-    """The lanes of a sequence that take the given sides of branches."""
+    """Return the lanes of a sequence that take the given sides of branches."""
     return Part(lanes, branches) if branches else lanes
 
 
 def joined(lanes: Any, loops: tuple[Site, ...]) -> Any:
-    """The concatenation over `loops`; the sequence itself if there are none."""
+    """Return the concatenation over `loops`; the sequence itself if there are none."""
     return Joined(loops, lanes) if loops else lanes

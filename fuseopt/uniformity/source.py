@@ -1,7 +1,7 @@
-"""A function -> the syntax tree of its definition, proven to be the code that it runs.
+"""Find the syntax tree of a function, and prove that it is the code that runs.
 
-The file is read and compiled, and the code object at the function's line is compared
-with the function's: a tree that is returned is the code that Python will run.
+The file is read and compiled. The code object at the function's line must equal the
+function's own code object. So a returned tree is the code that Python will run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _FLAGS = 0x20 | 0x80 | 0x200  # generators, coroutines, asynchronous generators
 
 
 class NoSource(Exception):
-    """Why the source of a function is not known."""
+    """The source of a function is unavailable; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The definition of a function: its tree, the file it is in, its code object."""
+    """Definition of a function: its tree, its file, its code object."""
 
     node: FunctionNode
     filename: str
@@ -42,11 +42,11 @@ class Sources:
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
-        # by identity, for a code object's hash goes over all of it
+        # by identity, since hashing a code object visits all of it
         self._sources: dict[int, tuple[types.CodeType, Source]] = {}
 
     def of(self, function: types.FunctionType) -> Source:
-        """The definition of a function. Raises NoSource."""
+        """Return the definition of a function. Raises NoSource."""
         code = function.__code__
         cached = self._sources.get(id(code))
         if cached is not None:
@@ -104,7 +104,7 @@ def _collect(
 
 
 def same_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """Do two code objects have the same code, whatever their file names?"""
+    """Do two code objects have the same code, in files of any name?"""
     return (
         a.co_code == b.co_code
         and a.co_names == b.co_names
@@ -134,7 +134,7 @@ def _same_constant(a: Any, b: Any) -> bool:
 
 
 def inner_codes(code: types.CodeType) -> set[types.CodeType]:
-    """A code object and all code objects nested in it."""
+    """Return a code object and all code objects nested in it."""
     codes = {code}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -35,7 +35,7 @@ from .values import (
 def store_item(
     machine: Machine, value: Value, key: Value, new: Value, node: ast.AST
 ) -> None:
-    """`value[key] = new`."""
+    """Evaluate `value[key] = new`."""
     usable(machine, value, node)
     usable(machine, key, node)
     if isinstance(value, State):
@@ -94,7 +94,7 @@ def store_state(machine: Machine, key: Value, new: Value, node: ast.AST) -> None
 
 
 def store_states(machine: Machine, new: Value, node: ast.AST) -> None:
-    """`self.state[p] = new`, where `new` is a dict that only this lane has."""
+    """Evaluate `self.state[p] = new`, where `new` is a dict that only this lane has."""
     if isinstance(new, State):
         return
     container = machine.container(new, node) if isinstance(new, Ref) else None
@@ -170,7 +170,7 @@ def store_ref(
 
 
 def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
-    """`list.append(new)`. In a loop over lanes, every lane appends one item."""
+    """Evaluate `list.append(new)`; in a loop over lanes, each lane appends one."""
     usable(machine, new, node)
     container = machine.now.heap[ref.number]
     if container.broken or not isinstance(container, List):
@@ -215,7 +215,7 @@ def append(machine: Machine, ref: Ref, new: Value, node: ast.AST) -> None:
 
 
 def over_turns(value: Value) -> Value:
-    """The abstract value of an item over all turns of a loop.
+    """Return the abstract value of an item over all turns of a loop.
 
     Data that is the same for all lanes of one turn may differ between turns, so its
     level is at least `KIND`.

@@ -1,8 +1,8 @@
-"""Which attributes of a tensor a step may read, which functions of torch call ATen.
+"""Attributes of tensors that a step may read, and functions of torch that call ATen.
 
-A call of ATen returns tensors, whatever the contents of its operands. Which tensors it
-combines depends only on the path through the code, which is the same for lanes that are
-alike, and which the dry run shows. Results that are not tensors are numbers.
+An ATen call returns tensors, independent of the contents of its operands. The path
+through the code alone decides which tensors a call combines. Alike lanes take the same
+path, and the dry run shows it. Results that are not tensors are numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .values import (
     level_of,
 )
 
-#: Metadata that lanes have in common if they are alike but for their sizes.
+#: Metadata on which lanes agree that are alike except for their sizes.
 METADATA: dict[str, tuple[type, ...]] = {
     "dtype": (torch.dtype,),
     "device": (torch.device,),
@@ -50,7 +50,7 @@ METADATA: dict[str, tuple[type, ...]] = {
 }
 #: Attributes that depend on sizes.
 SIZES: dict[str, tuple[type, ...]] = {"shape": (torch.Size,), "nbytes": (int,)}
-#: Methods and functions that give metadata.
+#: Methods and functions that return metadata.
 ASKED: dict[str, tuple[type, ...]] = {
     "dim": (int,),
     "ndimension": (int,),
@@ -67,7 +67,8 @@ ASKED_SIZES: dict[str, tuple[type, ...]] = {
     "stride": (tuple, int),
     "__len__": (int,),
 }
-#: False for the parameter and the gradient of a led lane: others are never led.
+#: False for the parameter and the gradient of a led lane; lanes where it is True are
+#: never led.
 NEVER = frozenset({"is_sparse", "is_sparse_csr", "is_quantized", "is_complex"})
 #: Attributes that are tensors.
 VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
@@ -106,9 +107,9 @@ _FACTORIES = frozenset({"tensor", "as_tensor", "scalar_tensor"})
 
 @functools.cache
 def returns(name: str) -> tuple[str, ...] | None:
-    """The results of an op of ATen: "tensor", "list" or "number" each; None: no op.
+    """Return the results of an ATen op: "tensor", "list" or "number" each; None: no op.
 
-    Where overloads return either a tensor or a tuple: "mixed" and the tuple's length.
+    If overloads return either a tensor or a tuple: "mixed" and the tuple's length.
     """
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -119,7 +120,7 @@ def returns(name: str) -> tuple[str, ...] | None:
         if not any("Tensor" in str(r.type) for r in schema.returns):
             argument_types = {str(a.type) for a in schema.arguments}
             if not argument_types & {"Tensor", "Optional[Tensor]", "Tensor?"}:
-                continue  # of numbers and lists of TorchScript
+                continue  # an overload on numbers and lists of TorchScript
         forms.add(tuple(_kind(str(r.type)) for r in schema.returns))
     forms.discard(())
     if not forms:
@@ -141,7 +142,7 @@ def _kind(name: str) -> str:
 
 
 def op_of(name: str) -> str | None:
-    """The op of ATen behind a method or a function of this name."""
+    """Return the ATen op behind a method or a function of this name."""
     if name in DENIED:
         return None
     bare = name
@@ -159,7 +160,7 @@ def op_of(name: str) -> str | None:
 
 
 def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> Value:
-    """An attribute of a tensor."""
+    """Return an attribute of a tensor."""
     first = isinstance(t, First)
     _near(machine, t, name, node)
     role = "" if isinstance(t, First) else t.role
@@ -167,7 +168,7 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
     if first or (isinstance(t, Tensor) and t.shared):
         level = Level.UNIFORM
     if name == "requires_grad" and level != Level.UNIFORM:
-        # no guard watches requires_grad of gradients and state, Dynamo's neither
+        # no guard covers requires_grad of gradients and state, in Dynamo neither
         raise machine.refusal("it reads requires_grad of a tensor of a lane", node)
     if name in METADATA:
         if name in NEVER and role:
@@ -200,7 +201,7 @@ def attribute(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> 
 
 
 def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None:
-    """Refuse to ask anything of a tensor that may be another lane's."""
+    """Refuse to read metadata of a tensor that may belong to another lane."""
     if isinstance(t, Tensor) and t.foreign:
         names = (METADATA, SIZES, ASKED, ASKED_SIZES, READS)
         if name == "grad" or any(name in x for x in names):
@@ -210,7 +211,7 @@ def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None
 def asked(
     machine: Machine, t: Tensor | First, name: str, level: Level, node: ast.AST
 ) -> Value | None:
-    """The result of a method or function that returns metadata; None for others."""
+    """Return the result of a method or function that returns metadata, or None."""
     _near(machine, t, name, node)
     first = isinstance(t, First) or t.shared
     level = max(level, Level.UNIFORM if first else Level.KIND)
@@ -228,10 +229,11 @@ def asked(
 
 
 class Operands:
-    """The operands of a call of ATen: what is known of all of them together.
+    """Operands of an ATen call, joined.
 
     `shared`: none belongs to a lane. `number`: one is a number read from contents.
-    `foreign`: one may be another lane's. `lane_data`: one is plain data of this lane.
+    `foreign`: one may belong to another lane. `lane_data`: one is plain data of this
+    lane.
     """
 
     def __init__(self, machine: Machine, node: ast.AST) -> None:
@@ -288,7 +290,7 @@ def aten(
     keywords: dict[str, Value],
     node: ast.AST,
 ) -> Value:
-    """The result of a call of ATen. Refuses operands that may be of different lanes."""
+    """Return the result of an ATen call. Refuses operands of several lanes."""
     op = op_of(name)
     if name.endswith("_") or name.startswith("__i") or "out" in keywords:
         machine.effects += 1
@@ -342,7 +344,7 @@ def _one(machine: Machine, form: str, result: Tensor) -> Value:
 
 
 def is_aten(function: Any) -> str | None:
-    """The name of the op of ATen that a function of torch calls, or None."""
+    """Return the name of the ATen op that a function of torch calls, or None."""
     name = getattr(function, "__name__", "")
     if name.startswith("_foreach_"):
         return None
@@ -374,7 +376,7 @@ def _of_functional(function: Any) -> bool:
 
 
 def is_foreach(function: Any) -> bool:
-    """Is it one of the functions of torch that take lists of tensors?"""
+    """Is it a function of torch that takes lists of tensors?"""
     name = getattr(function, "__name__", "")
     return (
         isinstance(function, types.BuiltinFunctionType)

@@ -208,7 +208,7 @@ def _by_dims(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
 def foreach(
     machine: Machine, name: str, args: Args, keywords: Keywords, node: ast.AST
 ) -> Value:
-    """A call of torch._foreach_*: each list position belongs to one lane."""
+    """Evaluate a call of torch._foreach_*: each list position belongs to one lane."""
     lanes: Any = None
     values: list[Value] = []
     has_empty, tensors_only, misaligned = False, True, False

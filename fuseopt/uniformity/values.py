@@ -1,10 +1,10 @@
-"""Abstract values: what the analysis knows of a value, and whether lanes differ in it.
+"""Abstract values: facts about a value, and whether lanes differ in it.
 
 Two runs are compared throughout: the step of all lanes and that of the leading ones.
-Plain data has one of three levels. *Uniform* data is the same in both runs, whatever
-the number and the order of lanes. Data of a *kind* belongs to a lane and follows from
-what lanes that are alike have in common. A *number* was read from the contents of a
-lane's tensors.
+Plain data has one of three levels. *Uniform* data is the same in both runs, for any
+number and order of lanes. Data of a *kind* belongs to a lane, and follows from the
+properties that alike lanes share. A *number* was read from the contents of a lane's
+tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 NONE = type(None)
-#: Types whose values are data: equal ones behave alike wherever they come from.
+#: Types whose values are data: equal values behave alike, of any origin.
 PLAIN = (
     bool,
     int,
@@ -36,12 +36,13 @@ PLAIN = (
     slice,
     range,
 )
-#: Constants of these types are known; numbers of an optimizer are not, for they move.
+#: Types whose constants have exact values; numbers of an optimizer do not, since they
+#: change.
 EXACT = (bool, str, bytes, NONE, torch.dtype, torch.device, torch.layout)
 
 
 class Level(enum.IntEnum):
-    """What plain data depends on. See the module."""
+    """Dependence of plain data on lanes. See the module."""
 
     UNIFORM = 0
     KIND = 1
@@ -49,14 +50,14 @@ class Level(enum.IntEnum):
 
 
 class Value:
-    """What is known of a value. Instances do not change."""
+    """Facts about a value. Instances do not change."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Known(Value):
-    """This very object: a constant, a function, a class or a module."""
+    """Exactly this object: a constant, a function, a class or a module."""
 
     value: Any
 
@@ -74,7 +75,7 @@ class Known(Value):
 
 @dataclass(frozen=True, slots=True)
 class Data(Value):
-    """Plain data. `types`: what it may be an instance of, None where anything."""
+    """Plain data. `types`: the classes it may be an instance of; None for any."""
 
     level: Level
     types: frozenset[type] | None = None
@@ -82,13 +83,13 @@ class Data(Value):
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Value):
-    """A tensor of the current lane, or one that is computed from its tensors.
+    """A tensor of the current lane, or computed from its tensors.
 
-    `shared`: of no lane, made of what is uniform. `none`, `number`: it may also be
-    None, or a number read from contents; `plain`: or plain data of a lane's kind.
-    `foreign`: it may be another lane's, if lists are not aligned; the dry run shows it
-    where it meets a tensor of this lane, so nothing else may be done with it.
-    `role`: "param" and "grad" where it is the lane's own.
+    `shared`: it belongs to no lane, made of uniform values. `none`, `number`: it may
+    also be None, or a number read from contents; `plain`: or plain data of a lane's
+    kind. `foreign`: it may belong to another lane, if lists are not aligned. The dry
+    run shows this where it meets a tensor of this lane, so no other use is allowed.
+    `role`: "param" or "grad" if it is the lane's own.
     """
 
     shared: bool = False
@@ -127,14 +128,14 @@ class Index(Value):
 
 @dataclass(frozen=True, slots=True)
 class Count(Value):
-    """The number of lanes of a sequence: only whether it is zero may be used."""
+    """The number of lanes of a sequence, which may only be compared with zero."""
 
     lanes: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence(Value):
-    """One item for each lane of a sequence of lanes, as `zip` gives them."""
+    """One item for each lane of a sequence of lanes, such as `zip` returns."""
 
     lanes: Any
     item: Value
@@ -142,7 +143,7 @@ class Sequence(Value):
 
 @dataclass(frozen=True, slots=True)
 class Many(Value):
-    """Items of which only this is known; how many follows from what `level` says."""
+    """Items with one common value; data of `level` decides their number."""
 
     item: Value
     level: Level = Level.UNIFORM
@@ -150,7 +151,7 @@ class Many(Value):
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(Value):
-    """The optimizer itself; as `super()` gives it, past a class of its."""
+    """The optimizer itself, or `super()` of it: past one of its classes."""
 
     past: Any = None
 
@@ -179,7 +180,7 @@ class State(Value):
 
 @dataclass(frozen=True, slots=True)
 class Held(Value):
-    """A container that existed before the step: the optimizer's, or a module's."""
+    """A container that existed before the step, in the optimizer or a module."""
 
     number: int
     name: str
@@ -189,8 +190,8 @@ class Held(Value):
 class Grouped(Value):
     """Lists of lanes, sorted by device and dtype. `keys`: the parts of a key.
 
-    `indices`: does each group also have its lanes' former positions? `single`: there is
-    one group.
+    `indices`: True if each group also has its lanes' former positions. `single`: there
+    is one group.
     """
 
     lists: tuple[Value, ...]
@@ -225,14 +226,14 @@ class Closure(Value):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Value):
-    """One of several functions, the same one for all lanes."""
+    """One of several functions, the same for all lanes."""
 
     of: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Bad(Value):
-    """A value that may not be used, and why."""
+    """A value that may not be used, with the reason."""
 
     why: str
 
@@ -257,12 +258,12 @@ class Gathered(Value):
 
 
 def uniform(*kinds: type) -> Data:
-    """Plain data of some types that is the same for all lanes."""
+    """Return plain data of some types that is the same for all lanes."""
     return Data(Level.UNIFORM, frozenset(kinds) if kinds else None)
 
 
 def of_kind(*kinds: type) -> Data:
-    """Plain data of some types that is the same for lanes of a kind."""
+    """Return plain data of some types that is the same for lanes of a kind."""
     return Data(Level.KIND, frozenset(kinds) if kinds else None)
 
 
@@ -272,7 +273,7 @@ TRUTH = frozenset({bool})
 
 
 def level_of(value: Value) -> Level | None:
-    """The level of plain data, None for other values."""
+    """Return the level of plain data, None for other values."""
     if isinstance(value, Data):
         return value.level
     if isinstance(value, Known):
@@ -281,7 +282,7 @@ def level_of(value: Value) -> Level | None:
 
 
 def types_of(value: Value) -> frozenset[type] | None:
-    """The types of plain data, None where they are not known."""
+    """Return the types of plain data; None if they are uncertain."""
     if isinstance(value, Data):
         return value.types
     if isinstance(value, Known):
@@ -299,15 +300,15 @@ def _types(*values: Value) -> frozenset[type] | None:
     return types
 
 
-#: Two equal values of these classes may stand for different objects.
+#: Two equal values of these classes may be different objects.
 ALIKE = (Data, Tensor, First, Items, Sequence, Many, Choice)
 
 
 def join(a: Value, b: Value, level: Level) -> Value:
-    """The abstract value of one that is `a` or `b`; `level`: that of the choice.
+    """Return the abstract value that covers `a` and `b`; `level`: that of the choice.
 
-    Equal values may stand for different objects; only if `a is b` has neither branch
-    changed the value.
+    Equal values may be different objects; only if `a is b` has neither branch changed
+    the value.
     """
     if a is b or (a == b and not isinstance(a, ALIKE)):
         return a
@@ -380,7 +381,7 @@ def _or_data(t: Tensor, other: Value, level: Level) -> Value:
 
 
 def _gathered(a: Value, b: Value) -> Value:
-    """The join of a gathered variable with itself, before and after an addition."""
+    """Return the join of a gathered variable before and after an addition."""
     if isinstance(a, Gathered) and isinstance(b, Gathered):
         if a.operation == b.operation:
             types_ = a.types | b.types if a.types and b.types else None

@@ -1,8 +1,9 @@
-"""What exists before the step runs: the optimizer, its groups, modules, containers.
+"""Objects that exist before the step runs: the optimizer, its groups, modules,
+containers.
 
-Of numbers only the types are known, for they change from step to step. Constants of
-other types are known by value: Dynamo guards those that the leading lanes' step reads,
-and the analysis is repeated for each of its graphs.
+For numbers the analysis uses only the types, since numbers change between steps.
+Constants of other types have their values. Dynamo guards the constants that the leading
+lanes' step reads, and the analysis is repeated for each of its graphs.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ _RESERVED = ("state", "param_groups")
 
 
 class Unknown(Exception):
-    """Why an optimizer cannot be analysed."""
+    """An optimizer cannot be analysed; the message gives the reason."""
 
 
-#: The most objects of one container that are looked at, plain data not counted.
+#: The largest number of objects of a container that are inspected, without plain data.
 MANY = 64
 
 
-#: Prefixes of the names of what the optimizer holds.
+#: Prefixes of the names of objects that the optimizer holds.
 OF_OPTIMIZER = ("self.", "group[")
 
 
 class World:
-    """What exists before the step of an optimizer runs. See the module.
+    """Objects that exist before the step of an optimizer runs. See the module.
 
     `known`: tensors of lanes besides those that the optimizer holds now. `written`: the
-    places that the step may change, whose former values are therefore not known.
+    places that the step may change, whose former values are therefore uncertain.
     `fields`: the values that state and written places may have. Raises Unknown.
     """
 
@@ -83,7 +84,7 @@ class World:
         counters: bool = False,
     ) -> None:
         self.optimizer = optimizer
-        #: may lanes that are alike differ in the integers in their state?
+        #: True if alike lanes may differ in the integers in their state
         self.counters = counters
         self.kind = kind = type(optimizer)
         for c in kind.__mro__[:-1]:
@@ -105,7 +106,7 @@ class World:
                 raise Unknown("its groups are not dicts with lists")
             self.groups.append(dict(group))
             tensors += group["params"]
-        #: have all parameters one device and one dtype?
+        #: True if all parameters have one device and one dtype
         self.single = len({(p.device, p.dtype) for p in tensors}) == 1
         for p in tensors:
             if vars(p) and any(hasattr(torch.Tensor, name) for name in vars(p)):
@@ -128,18 +129,19 @@ class World:
         self.written: set[Any] = set()
         self.changed = False
         self._numbers: dict[int, int] = {}
-        #: numbers of containers that the optimizer does not hold. A rehearsal runs on a
-        #: double of the optimizer alone, so no step may change them
+        #: numbers of containers outside of the optimizer. A rehearsal runs on a double
+        #: of the optimizer alone, so no step may change them
         self.foreign: set[int] = set()
         self._objects: list[Any] = []
-        #: the ids of tensors that were met and are no lane's
+        #: the ids of tensors that were met and belong to no lane
         self.shared: set[int] = set()
 
-    # ---------------------------------------------------------------- what lanes have
+    # ---------------------------------------------------------------- lanes
 
     def of_lanes(self) -> Any:
-        """All that the analysis sees of the lanes themselves, to be compared; of a
-        world that no step has been analysed in.
+        """Return the facts about lanes that the analysis reads, for comparison.
+
+        Call this on a world in which no step was analysed.
         """
         return self.single, self.counters, dict(self.fields)
 
@@ -166,7 +168,7 @@ class World:
             self.written.add(what)
             self.changed = True
 
-    # ---------------------------------------------------------------- what is held
+    # ---------------------------------------------------------------- held objects
 
     def hold(self, x: Any, name: str) -> Held:
         number = self._numbers.get(id(x))
@@ -182,13 +184,14 @@ class World:
         return self._objects[container.number]
 
     def value(self, x: Any, name: str) -> Value:
-        """The abstract value of an object that exists; `name` is for messages."""
+        """Return the abstract value of an existing object; `name` is for messages."""
         if x is True or x is False or x is None:
             return Known(x)
-        # an object may say by code of its own what `isinstance` is told
+        # user code (`__class__`) may decide the result of `isinstance`
         kind = type(x)
         if compat.is_numpy_float(x) and compat.may_follow_numpy():
-            return uniform(float)  # a trace ends where it is used as anything else
+            # a trace ends where the step uses it in any other way
+            return uniform(float)
         if compat.acts_otherwise(x):
             return Bad(f"{name} is a {kind.__name__} that defines its own operators")
         if kind in (int, float, complex):
@@ -214,7 +217,7 @@ class World:
         return Bad(f"{name} is a {kind.__name__}, an unsupported type")
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
-        """The join of the values of some objects; `level`: that of the choice."""
+        """Return the join of the values of objects; `level`: that of the choice."""
         result: Value | None = None
         for number, x in enumerate(values):
             if number >= MANY and not isinstance(x, PLAIN):
@@ -222,7 +225,7 @@ class World:
             value = self.value(x, f"an item of {name}")
             if isinstance(value, Bad):
                 return value
-            # which of the objects it is depends on data of `level`
+            # the choice among the objects depends on data of `level`
             if isinstance(value, Known) and level != Level.UNIFORM:
                 value = join(value, Data(level, frozenset({type(x)})), level)
             elif isinstance(value, Data):

@@ -48,7 +48,8 @@ PAGES = [
 #: rewritten yet.
 DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
-    *("cli", "conformance", "compiler"),
+    *("cli", "conformance", "compiler", "capture", "compat"),
+    *("ir", "lowering", "uniformity", "scheduler", "codegen"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
@@ -59,6 +60,7 @@ CODE_PHRASES = {
     r" (?:said|asked|knew|saw)\b": "code reports, checks, reads, compares",
     r"\bwhat of (?:it|a|the)\b": "name the part",
     r"\bone's\b": "name whose it is",
+    r"\b(?:nobody|somebody|whoever|whom)\b": "name the actor",
     r"\bnobody's\b": "`without an owner`",
     r"(?<!`)\bapart from\b": "`except`",
 }

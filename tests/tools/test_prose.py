@@ -111,6 +111,7 @@ def test_a_link_and_code_do_not_hide_the_end_of_a_sentence() -> None:
         "# the trace says so",
         "x = 1  # it was asked for the number",
         "# Dynamo asked for it",
+        "# nobody reads it",
     ],
 )
 def test_a_fault_of_code_is_found(source: str) -> None:

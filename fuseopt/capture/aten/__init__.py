@@ -1,1 +1,1 @@
-"""What each ATen call of a step becomes: buffers, values, nodes, externs."""
+"""Translate the ATen calls of a step into buffers, values, nodes and externs."""

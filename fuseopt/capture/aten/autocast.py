@@ -1,12 +1,13 @@
-"""Autocast around a recorded call, and the casts that it keeps for the caller.
+"""Autocast around a recorded call, and the casts that it caches for the caller.
 
-Where autocast is on, ATen casts the arguments of some calls, and what runs in the end
-is another call on the casts. A step is recorded below that: the casts are calls of
-their own. So each recorded call also runs below it, with autocast as it was there.
+Under autocast, ATen casts the arguments of some calls, and runs another call on the
+casts. fuseopt records a step below autocast, so that the casts are separate calls. Each
+recorded call later also runs below autocast, with the state of autocast that it had.
 
-Of a parameter (a leaf that requires a gradient) autocast keeps the cast until its
-context ends, even if the parameter changes meanwhile. That memory is the caller's: the
-forward and the step share it. Such a cast is made by autocast itself at each call.
+For a parameter (a leaf that requires a gradient) autocast caches the cast until its
+context ends, even if the parameter changes meanwhile. The forward and the step share
+that memory, which belongs to the caller. So autocast itself makes such a cast at each
+call.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ...compat import DISPATCH_MODE
 
 
 class Autocast(NamedTuple):
-    """For devices of which `kinds` autocast is on, with the dtypes that it casts to."""
+    """Devices for which autocast is on, out of `kinds`, each with its dtype."""
 
     kinds: tuple[str, ...]
     on: tuple[tuple[str, torch.dtype], ...]
 
 
 def autocast_of(kinds: Iterable[str]) -> Autocast:
-    """What is on in this thread, of these kinds of devices."""
+    """Return the state of autocast in this thread, for these kinds of devices."""
     kinds = tuple(kinds)
     on = [(k, torch.get_autocast_dtype(k)) for k in kinds if _is_on(k)]
     return Autocast(kinds, tuple(on))
@@ -40,7 +41,7 @@ def _is_on(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Within:
-    """A function that is called with autocast as it was where a call was recorded."""
+    """Calls a function with the state of autocast that a recorded call had."""
 
     function: Callable[..., Any]
     autocast: Autocast
@@ -61,7 +62,9 @@ class Within:
 
 
 class _Caught(DISPATCH_MODE):  # type: ignore[misc]
-    """Takes the first argument of the first call that is no cast, and runs nothing."""
+    """Captures the first argument of the first call that is no cast, without running
+    it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +81,10 @@ class _Caught(DISPATCH_MODE):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class KeptCast:
-    """The function of an extern: autocast's cast of a tensor of the caller's.
+    """Function of an extern: autocast's cached cast of a tensor of the caller.
 
-    A product of matrices has its arguments cast before anything asks for their shapes;
-    the product itself is not run.
+    A product of matrices casts its arguments before it checks their shapes. The product
+    itself does not run.
     """
 
     dtype: torch.dtype

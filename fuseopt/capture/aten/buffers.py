@@ -1,4 +1,4 @@
-"""The memory of a step while it is recorded: Buffers for views, values for writes.
+"""Memory of a step during recording: Buffers for views, values for writes.
 
 A Buffer is identified by the storage, layout and dtype of a tensor. Buffers whose
 elements may share memory are linked: a write to one gives the others a new value too.
@@ -18,20 +18,21 @@ from .dtypes import BUFFER_NAMES, DTYPE_NAMES, NAMED_DTYPES, real_dtype, real_la
 
 
 class Buffers:
-    """The buffers and values recorded so far; see the module."""
+    """Buffers and values recorded so far; see the module."""
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self.values: list[int] = []
-        self.current: list[int] = []  # value a buffer holds now
+        self.current: list[int] = []  # the present value of each buffer
         self.initial: list[int] = []
         self.line = ""  # the source line being recorded
-        self._wanted = ""  # the device that the call being recorded asks for
-        #: by buffer: (buffer through which its memory was last written, the value)
+        self._wanted = ""  # the `device` argument of the call being recorded
+        #: buffer -> (the buffer through which its memory was last written, the value)
         self._seen: dict[int, tuple[int, int]] = {}
         self._keys: dict[Any, int] = {}
         self._by_storage: dict[int, list[int]] = {}
-        #: storage -> (first byte, last byte, buffer); buffer -> those it overlaps
+        #: storage -> (first byte, last byte, buffer); buffer -> the buffers that it
+        #: overlaps
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._near: dict[int, list[int]] = {}
         self._written: set[int] = set()  # buffers that a call has written
@@ -40,13 +41,13 @@ class Buffers:
         self._devices: dict[int, str] = {}  # device of a storage
 
     def keep(self, x: Any) -> None:
-        """Keep what others know by its id alive."""
+        """Keep an object alive whose id is a key."""
         self._alive.append(x)
 
     def add_input(
         self, meta: torch.Tensor, name: str, kind: str, source: int, device: str
     ) -> int:
-        """Register a tensor that exists before the step."""
+        """Register a tensor that exists before the step; return its buffer."""
         return self.buffer_of(meta, name, kind, source, device)
 
     def buffer_of(
@@ -57,7 +58,7 @@ class Buffers:
         source: int = -1,
         device: str = "",
     ) -> int:
-        """The buffer of a tensor, made where there is none yet."""
+        """Return the buffer of a tensor; make one if it has none."""
         memory = t.untyped_storage()
         storage = memory._cdata
         shape, stride, offset = real_layout(t)
@@ -76,7 +77,7 @@ class Buffers:
                 kind = "view"
         index = len(self.buffers)
         self._keys[key] = index
-        # not the tensor alone: it may be given other memory
+        # the storage too, since the step may assign other memory to the tensor
         self._alive += (t, memory)
         siblings.append(index)
         device = device or self._devices.get(storage, "cpu")
@@ -100,12 +101,12 @@ class Buffers:
         value = self._value(index) if exists else -1
         self.initial.append(value if kind != "temp" else -1)
         if kind != "temp" and self._overwritten(index):
-            value = self._value(index)  # what it held on entry is gone already
+            value = self._value(index)  # its value on entry is overwritten already
         self.current.append(value)
         return index
 
     def known(self, t: torch.Tensor) -> int | None:
-        """The buffer of a tensor, if it has one."""
+        """Return the buffer of a tensor; None if it has none."""
         shape, stride, offset = real_layout(t)
         storage = t.untyped_storage()._cdata
         return self._keys.get((storage, offset, shape, stride, real_dtype(t.dtype)))
@@ -116,13 +117,15 @@ class Buffers:
         return len(self._by_storage[storage]) == 1 and self.untangled(buffer)
 
     def untangled(self, buffer: int) -> bool:
-        """Does a buffer share no memory with another, and have each element once?"""
+        """Does a buffer share no memory with another buffer, and have each element
+        once?
+        """
         return not (
             buffer in self._near or buffer in self._folded or buffer in self._seen
         )
 
     def first_of(self, storage: int) -> int:
-        """The buffer through which a storage was met first."""
+        """Return the first recorded buffer of a storage."""
         return self._by_storage[storage][0]
 
     def embody(self, buffer: int) -> torch.Tensor:
@@ -142,23 +145,24 @@ class Buffers:
         return twin
 
     def device_of(self, t: torch.Tensor) -> str:
-        """The device that a meta tensor stands for."""
+        """Return the real device of a meta tensor."""
         return self._devices.get(t.untyped_storage()._cdata, "cpu")
 
     def unwritten(self, t: torch.Tensor) -> bool:
-        """Does an input hold what it held on entry?"""
+        """Does an input still hold its value on entry?"""
         index = self.buffer_of(t)
         return self.current[index] == self.initial[index]
 
     def temp_like(self, out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Memory inside the step, of the shape and device of `out`."""
+        """Make memory inside the step, with the shape and device of `out`."""
         temp = torch.empty_like(out, dtype=dtype)
         self._inherit(temp, {"self": out})
         return temp
 
     def _inherit(self, out: torch.Tensor, bound: Any) -> None:
-        """Set the device of a result: the one asked for, or that of the operands; the
-        CPU only if all are there.
+        """Set the device of a result: that of the call's argument, or of its operands.
+
+        The CPU is chosen only if all operands are there.
         """
         storage = out.untyped_storage()._cdata
         if storage in self._devices:
@@ -174,7 +178,7 @@ class Buffers:
         self._alive.append(out)
 
     def _meet(self, index: int) -> None:
-        """Find the buffers that a new one shares memory with."""
+        """Find the buffers that share memory with a new buffer."""
         new = self.buffers[index]
         first, last = span(new)
         others = self._spans.setdefault(new.storage, [])
@@ -187,7 +191,7 @@ class Buffers:
             self._folded.add(index)
 
     def _overwritten(self, index: int) -> bool:
-        """Was memory of this buffer written through another one?"""
+        """Did the step write this buffer's memory through another buffer?"""
         return any(other in self._written for other in self._near.get(index, ()))
 
     def _value(self, buffer: int) -> int:
@@ -199,7 +203,7 @@ class Buffers:
             raise CaptureError(f"a tensor without a known origin is read\n{self.line}")
         index = self.buffer_of(t)
         if self.current[index] < 0:
-            # memory nobody wrote: torch.empty; its bits are whatever they are
+            # memory without contents, as from torch.empty: its bits are arbitrary
             self.current[index] = self._value(index)
         return self.current[index]
 
@@ -218,7 +222,9 @@ class Buffers:
         self._seen.pop(buffer, None)
 
     def _look_through(self, index: int) -> None:
-        """A new view as another dtype has the bits of the value in its memory."""
+        """Link a new view as another dtype to the value in its memory, whose bits it
+        has.
+        """
         for other in self._near.get(index, ()):
             if same_place(self.buffers[other], self.buffers[index]):
                 seen = self._seen.get(other, (other, self.current[other]))
@@ -226,8 +232,8 @@ class Buffers:
                     self._seen[index] = seen
 
     def _collides(self, target: int, values: Sequence[int]) -> bool:
-        """Does a call write memory that it also reads through another buffer, or write
-        an element twice?
+        """Does a call write memory that it reads through another buffer, or write it
+        twice?
 
         The result then depends on the order of eager's loop, or is an error.
         """
@@ -253,9 +259,10 @@ WIDE_INTEGERS = frozenset({torch.int64, torch.uint64})
 
 
 def as_lane_number(t: torch.Tensor) -> torch.Tensor:
-    """A tensor of one element as a view without dimensions, other tensors unchanged.
+    """Return a tensor of one element as a view without dimensions.
 
     It is then a number of its lane, as a step counter is, whatever the lane's shape.
+    Other tensors are returned unchanged.
     """
     if t.dim() == 0 or t.numel() != 1 or t.dtype in WIDE_INTEGERS or t.is_complex():
         return t

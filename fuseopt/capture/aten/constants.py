@@ -1,8 +1,8 @@
-"""Constant tensors of a step, whose contents are known when it is captured.
+"""Constant tensors of a step, whose contents are available at capture.
 
 A step runs on meta tensors, but `torch.tensor([...])`, a NumPy number or a tensor in
-the graph are real. Arithmetic on real tensors alone is done once, at capture; a real
-tensor that is used with the step's tensors becomes memory that a fill or a `Constant`
+the graph are real. Arithmetic on real tensors alone runs once, at capture. A real
+tensor that is used with the step's tensors becomes memory, which a fill or a `Constant`
 writes.
 """
 
@@ -18,7 +18,7 @@ from .dtypes import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Constant:
-    """The function of an extern without arguments: returns a copy of `tensor`."""
+    """Function of an extern without arguments: returns a copy of `tensor`."""
 
     tensor: torch.Tensor
 
@@ -27,7 +27,7 @@ class Constant:
 
 
 def as_number(t: torch.Tensor) -> Any:
-    """The number that a fill can write in place of a tensor; None if there is none."""
+    """Return the number with which a fill can replace a tensor, or None."""
     if t.dim() or t.dtype not in DTYPE_NAMES or t.is_neg():
         return None
     value = t.item()
@@ -36,7 +36,7 @@ def as_number(t: torch.Tensor) -> Any:
 
 
 def swap(x: Any, constant: Any) -> Any:
-    """`x` with `constant(t)` in place of each real tensor t, in lists or not."""
+    """Replace each real tensor t in `x`, in lists or not, by `constant(t)`."""
     if isinstance(x, torch.Tensor):
         return x if x.is_meta else constant(x)
     if type(x) in (list, tuple):

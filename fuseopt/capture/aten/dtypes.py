@@ -1,4 +1,4 @@
-"""torch's type promotion for pointwise ops, and the names the IR gives to dtypes."""
+"""Type promotion of torch for pointwise ops, and the IR's names of dtypes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ...ir.opcodes import ARITHMETIC, TORCH_NAMES
 NAMED_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()
 }
-#: The name of every dtype that a buffer may have; of those that bodies compute with.
+#: Names of all dtypes that a buffer may have, then of those that bodies compute with.
 BUFFER_NAMES = {dtype: name for name, dtype in NAMED_DTYPES.items()}
 DTYPE_NAMES = {NAMED_DTYPES[name]: name for name in ARITHMETIC}
 
-#: The dtype of the parts of a complex number. The IR knows real memory only: a complex
-#: tensor is the buffer of its real view, which has a dimension of 2 more.
+#: The dtype of the parts of a complex number. The IR has real memory only: a complex
+#: tensor is the buffer of its real view, which has one more dimension, of size 2.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor's memory: of its parts, where it is complex."""
+    """Return the dtype of a tensor's memory; for a complex dtype, that of its parts."""
     return PARTS.get(dtype, dtype)
 
 
 def real_layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, stride and offset of a tensor, or of its real view where it is complex."""
+    """Return shape, stride and offset of a tensor; if complex, of its real view."""
     shape, stride, offset = tuple(t.shape), t.stride(), int(t.storage_offset())
     if t.dtype not in PARTS:
         return shape, stride, offset
@@ -38,7 +38,8 @@ def real_layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]
 def by_parts(
     name: str, operands: Sequence[tuple[str, Any]], out: torch.dtype
 ) -> str | None:
-    """The rule that gives a complex result part by part; None where none does.
+    """Return the rule that computes a complex result part by part; None if there is
+    none.
 
     Sums of complex tensors, and products with a real number, never mix the parts.
     """
@@ -68,7 +69,9 @@ def _merge(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
 def _combine(
     higher: torch.dtype | None, lower: torch.dtype | None
 ) -> torch.dtype | None:
-    """A lower category changes the result only if it is of a higher kind."""
+    """Combine two categories: the lower one counts only if its kind of number is
+    higher.
+    """
     if higher is None:
         return lower
     if higher.is_complex:
@@ -85,9 +88,11 @@ def _combine(
 
 
 def result_type(operands: Iterable[torch.Tensor | float | int | bool]) -> torch.dtype:
-    """The common dtype of an op's operands, as ATen's TensorIterator computes it.
+    """Return the common dtype of an op's operands, as ATen's TensorIterator computes
+    it.
 
-    Tensors with dimensions come before 0-d tensors, and those before Python numbers.
+    Tensors with dimensions have priority over 0-d tensors, and those over Python
+    numbers.
     """
     dims: torch.dtype | None = None
     zeros: torch.dtype | None = None

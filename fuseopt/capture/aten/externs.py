@@ -19,23 +19,23 @@ from .pointwise import Pointwise, is_complex
 
 
 class Call(NamedTuple):
-    """An extern's call: the op and its arguments, tensors as TensorRef.
+    """Call of an extern: the op and its arguments, tensors as TensorRef.
 
-    `autocast`: what is on while it runs; None where nothing was on at capture.
+    `autocast`: its state while the call runs; None if autocast was off at capture.
     """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: tuple[int, ...]  # buffers of the tensors it returns, in order
-    fresh: frozenset[int]  # those of them whose memory the call itself makes
+    outputs: tuple[int, ...]  # buffers of the returned tensors, in order
+    fresh: frozenset[int]  # those among them whose memory the call allocates
     autocast: Autocast | None = None
 
 
 class TensorRef(NamedTuple):
-    """Stands for the tensor of a buffer in a recorded call.
+    """Represents the tensor of a buffer in a recorded call.
 
-    `conj`, `neg`: the call saw its memory conjugated, or negated, without a copy.
+    `conj`, `neg`: the call reads its memory conjugated, or negated, without a copy.
     """
 
     buffer: int
@@ -50,14 +50,16 @@ class Externs(Pointwise):
     def __init__(self, scalars: Scalars, vector_library: bool | None) -> None:
         super().__init__(scalars, vector_library)
         self.calls: list[Call] = []
-        #: what is on for the calls that are recorded now, see Call
+        #: the state of autocast for the calls being recorded, see Call
         self.autocast: Autocast | None = None
-        #: what the next call is recorded as
+        #: replaces the function of the next recorded call
         self.instead: KeptCast | None = None
         self._constants: dict[int, torch.Tensor] = {}  # by id of the real tensor
 
     def constant(self, t: torch.Tensor) -> torch.Tensor:
-        """The meta twin of a real tensor; a node that writes its contents is added."""
+        """Return the meta twin of a real tensor, and add a node that writes its
+        contents.
+        """
         if id(t) in self._constants:
             return self._constants[id(t)]
         twin = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
@@ -148,7 +150,7 @@ class Externs(Pointwise):
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:
-    """The tensors of a value, in lists or not, in order."""
+    """Return the tensors of a value, in lists or not, in order."""
     if isinstance(x, torch.Tensor):
         return [x]
     if isinstance(x, (list, tuple)):

@@ -1,8 +1,8 @@
-"""Record a foreach call position by position, reusing the rule of an earlier position.
+"""Record a foreach call position by position, and reuse the rule of earlier positions.
 
-Two positions are alike if their operands agree in all that a rule depends on: dtype,
-whether they have dimensions, whether they are numbers that the step computed. Shape
-rules depend on the layout as well.
+Two positions are alike if their operands agree in everything that a rule depends on.
+That is the dtype, whether they have dimensions, and whether they are numbers that the
+step computed. Shape rules depend on the layout as well.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Columns = Sequence[tuple[str, Sequence[Any]]]
 
 
 class _Rule(NamedTuple):
-    """The arithmetic of a position, and its numbers."""
+    """Arithmetic of a position, and its numbers."""
 
     body: Body
     scalars: tuple[ScalarRef, ...]
 
 
 class Positions:
-    """The positions of one foreach call, and the rules of those recorded so far."""
+    """Positions of one foreach call, and the rules of those recorded so far."""
 
     def __init__(self, recorder: Pointwise, columns: Columns) -> None:
         self.recorder = recorder
@@ -38,7 +38,7 @@ class Positions:
         self._asked: tuple[tuple[Any, ...] | None, list[int]] = (None, [])
 
     def again(self, i: int, out: torch.Tensor) -> bool:
-        """Record position i like an earlier one; False if none is alike."""
+        """Record position i like an earlier one; return False if none is alike."""
         r = self.recorder
         key, reads = self._describe(i, out)
         self._asked = key, reads
@@ -58,8 +58,9 @@ class Positions:
         return True
 
     def learn(self, nodes: int) -> None:
-        """Remember the rule of the last position given to `again`, which was recorded
-        otherwise. `nodes`: the number of nodes before that.
+        """Store the rule of the last position given to `again`, after its recording.
+
+        `nodes`: the number of nodes before that recording.
         """
         key, reads = self._asked
         if key is None or len(self.recorder.nodes) != nodes + 1:
@@ -71,12 +72,13 @@ class Positions:
     def _describe(
         self, i: int, out: torch.Tensor
     ) -> tuple[tuple[Any, ...] | None, list[int]]:
-        """The key of all that a rule depends on, None if no rule is to be reused; and
-        the buffers that are read.
+        """Return the key of all that a rule depends on, and the buffers that are read.
+
+        The key is None if no rule may be reused.
         """
         r = self.recorder
         if out.dim() and out.numel() == 1:
-            return None, []  # seen as a number, see `as_lane_number`
+            return None, []  # recorded as a number, see `as_lane_number`
         key: list[Any] = [out.dtype, out.dim() == 0, out.is_neg() or out.is_conj()]
         reads: list[int] = []
         devices: set[str] = set()
@@ -98,7 +100,7 @@ class Positions:
                 number := stands[0], Computed
             ):
                 if stands[1]:
-                    return None, []  # one node more, which negates it
+                    return None, []  # needs one more node, which negates it
                 reads.append(r.buffer_of(number.tensor))
                 key.append((number.kind,))
             elif isinstance(x, float):
@@ -106,7 +108,7 @@ class Positions:
             else:
                 key.append((type(x), x))
         if len(devices) > 1:
-            return None, []  # refused, or a copy between devices
+            return None, []  # either refused, or a copy between devices
         return tuple(key), reads
 
 
@@ -116,9 +118,10 @@ def results(
     bound: Mapping[str, Any],
     positional: int,
 ) -> list[torch.Tensor]:
-    """The results of a foreach op that returns new tensors; torch is called with one
-    position of each layout. `bound`: the arguments by name, of which the first
-    `positional` of `names` are positional.
+    """Make the results of a foreach op that returns new tensors.
+
+    torch runs the op on one position of each layout. `bound`: the arguments by name;
+    the first `positional` of `names` are positional.
     """
 
     def call(arguments: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
-"""Classify ATen ops by their schemas, and find the rule of arithmetic of a call.
+"""Classify ATen ops by their schemas, and find the arithmetic rule of a call.
 
-`op_info(func)` describes an op, from its schema and the tables of names here;
+`op_info(func)` describes an op, from its schema and the tables of names here.
 `lowering` returns the rule and the operands of a call. For type promotion see `dtypes`.
 """
 
@@ -69,16 +69,19 @@ Operands = tuple[tuple[str, Any], ...]
 
 
 class OpInfo(NamedTuple):
-    """The properties of an op.
+    """Properties of an op.
 
-    `name`: without namespace, `_foreach_` and trailing underscore. `inplace`: it
-    changes its first argument and returns it. `foreach`: it takes lists of tensors.
-    `operands`: the arguments that a rule may take, with their defaults; `others`: those
-    that must have their defaults for any rule. `empty`: its result has no contents.
-    `shaped`: the shape of its result is an argument. `pointwise`: there may be a rule
-    for it. `elementwise`: it treats each element alike, so that it does to a part of a
-    tensor what it does to the whole. `meta_free`: its result on meta is its first
-    argument.
+    `name`: without namespace, `_foreach_` and trailing underscore.
+    `inplace`: it changes its first argument and returns it.
+    `foreach`: it takes lists of tensors.
+    `operands`: the arguments that a rule may take, with their defaults.
+    `others`: arguments that must have their defaults for any rule.
+    `empty`: its result has no contents.
+    `shaped`: the shape of its result is an argument.
+    `pointwise`: there may be a rule for it.
+    `elementwise`: it treats each element alike, so that it computes a part of a tensor
+        as it computes the whole.
+    `meta_free`: its result on meta is its first argument.
     """
 
     schema: Schema
@@ -97,7 +100,7 @@ class OpInfo(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def op_info(func: Any) -> OpInfo:
-    """The properties of an OpOverload."""
+    """Return the properties of an OpOverload."""
     schema = schema_of(func)
     assert schema is not None
     namespace, _, full = schema.name.partition("::")
@@ -142,7 +145,8 @@ def arithmetic(kind: str) -> bool:
 def lowering(
     op: OpInfo, bound: Mapping[str, Any], absent: Callable[[str, Any], Any]
 ) -> tuple[str, Operands] | None:
-    """The rule of a call, and its operands; None if no rule takes all of its arguments.
+    """Return the rule of a call and its operands; None if no rule takes all arguments.
+
     `absent(argument, default)` returns the operand for an argument that was left out.
     """
     name = op.name
@@ -172,7 +176,7 @@ def lowering(
 
 
 def _filled(name: str, bound: Mapping[str, Any]) -> Operands | None:
-    """The operands of the masked_fill that a call is: `x[mask] = number`; or None."""
+    """Return operands of masked_fill if a call is `x[mask] = number`; else None."""
     if name != "index_put":
         return None
     indices, value = bound["indices"], bound["values"]
@@ -186,7 +190,7 @@ def _filled(name: str, bound: Mapping[str, Any]) -> Operands | None:
 
 
 def column(name: str, value: Any, n: int) -> list[Any]:
-    """One operand of a foreach call, as a list with an entry per position."""
+    """Return one operand of a foreach call, as a list with an entry per position."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if _is_column(name, value):
@@ -195,7 +199,7 @@ def column(name: str, value: Any, n: int) -> list[Any]:
 
 
 def position(name: str, value: Any, i: int) -> Any:
-    """An argument of a foreach call for position i alone."""
+    """Return an argument of a foreach call for position i alone."""
     if isinstance(value, (list, tuple)):
         return [value[i]]
     return value[i : i + 1] if _is_column(name, value) else value

@@ -1,8 +1,8 @@
-"""Matrix products that add nothing up: a column times a row is pointwise.
+"""Record matrix products without sums: a column times a row is pointwise.
 
-Factored second moments are such products. Eager's BLAS writes the bare product where
-both have more than one element, and adds it to 0 elsewhere, which shows in the sign of
-a zero.
+Factored second moments are such products. If both have more than one element, eager's
+BLAS writes the bare product. Elsewhere it adds the product to 0, which changes the sign
+of a zero.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Pointwise(Buffers):
         self.scalars = scalars
         self.vector_library = vector_library
         self.nodes: list[Row] = []
-        #: numbers that stand literally in the FX node being run; None allows any
+        #: literal numbers of the FX node being run; None allows any number
         self.literals: frozenset[Any] | None = None
         self.standins = StandIns()
         self._complex_given: set[int] = set()  # storages of externs' complex results
@@ -66,7 +66,7 @@ class Pointwise(Buffers):
         vectors = self._has_vectors(out)
         on_gpu = self._on_gpu(out)
         if on_gpu and name == "div" and is_number(operands[0][1]):
-            name = "div_exact"  # of Python's numbers, wherever they lie
+            name = "div_exact"  # for a Python number as numerator, on any device
         key: list[Any] = [name, out_dtype, out.dim() == 0, vectors, on_gpu]
         for argument, x in operands:
             if x is None:
@@ -83,7 +83,7 @@ class Pointwise(Buffers):
                     and name == "copy"
                     and (x.dim() or source != "cpu")
                 ):
-                    return False  # a call that waits for its device
+                    return False  # the call waits for its device
                 if source != destination and x.dim():
                     raise UnsupportedInput(
                         f"{name} takes a tensor on the device {source} and gives one "
@@ -103,7 +103,8 @@ class Pointwise(Buffers):
                 else:
                     ref, is_float = self._scalar(number)
                     if argument == "exponent" and isinstance(ref, Symbol):
-                        # eager takes another formula for some: roots, squares, ...
+                        # for some exponents, eager uses other formulas: roots, squares,
+                        # ...
                         return False
                     scalars.append(ref)
                     value = ref.value if isinstance(ref, Literal) else None
@@ -123,7 +124,7 @@ class Pointwise(Buffers):
             if name not in ("copy", "fill"):
                 common = real_dtype(result_type([x for _, x in promoting]))
                 if not common.is_floating_point and out_dtype.is_floating_point:
-                    common = out_dtype  # true division and the like
+                    common = out_dtype  # such as true division
             lowered = (
                 lower(
                     name,
@@ -137,7 +138,7 @@ class Pointwise(Buffers):
                 else None
             )
             if lowered is not None:
-                # equal arithmetic is one object, whatever operands led to it
+                # equal arithmetic is one object, for any operands
                 content = (lowered.name, lowered.reads, lowered.instrs, lowered.writes)
                 lowered = self._interned.setdefault(content, lowered)
             self._bodies[cached] = lowered
@@ -169,7 +170,9 @@ class Pointwise(Buffers):
         return self.device_of(out) == "cpu"
 
     def _on_gpu(self, out: torch.Tensor) -> bool:
-        """Is this a result of eager's kernels for GPUs? (ROCm's are named so, too.)"""
+        """Does a GPU kernel of eager compute this result? (ROCm devices are named
+        "cuda" too.)
+        """
         return self.vector_library is None and self.device_of(out).startswith("cuda")
 
     def on_host(self, x: Any) -> bool:
@@ -206,10 +209,10 @@ class Pointwise(Buffers):
         )
 
     def _operand(self, t: torch.Tensor) -> int:
-        """The value that arithmetic reads for a tensor.
+        """Return the value that arithmetic reads for a tensor.
 
-        Memory last written as another dtype of the same size is read as that value's
-        bits, which need not pass through memory.
+        Memory last written as another dtype of the same size is read as the bits of
+        that value, which need not pass through memory.
         """
         index, value = self.buffer_of(t), self._read(t)
         if index not in self._seen:
@@ -241,10 +244,11 @@ class Pointwise(Buffers):
         return self._bits[key]
 
     def _by_parts(self, name: str, operands: Any, out: torch.dtype) -> str | None:
-        """The rule for the parts of complex numbers, if their strides are known.
+        """Return the rule for the parts of complex numbers, if their strides are
+        certain.
 
-        The shape rules of FFTs return other strides than the calls do, and the bits of
-        the next FFT depend on them: calls on results of externs stay externs.
+        The shape rules of FFTs return different strides than the calls do, and the bits
+        of the next FFT depend on strides. So calls on results of externs stay externs.
         """
         tensors = [x for _, x in operands if is_complex(x)]
         from_externs = {
@@ -255,7 +259,9 @@ class Pointwise(Buffers):
     # ---------------------------------------------------------------- numbers
 
     def item(self, t: torch.Tensor) -> Computed:
-        """`t.item()` of a tensor that the step computed, without a synchronization."""
+        """Record `t.item()` of a tensor that the step computed, without a
+        synchronization.
+        """
         cell = self._cell(self.device_of(t))
         source = t.reshape(()) if t.dim() else t
         if not self.emit("copy", (("src", source),), cell):
@@ -264,7 +270,7 @@ class Pointwise(Buffers):
         return Computed(cell, float if t.is_floating_point() else whole)
 
     def compute(self, op: str, operands: Sequence[Any], kind: type) -> Computed:
-        """One operation on numbers, at least one of which is a Computed."""
+        """Record one operation on numbers, at least one of which is a Computed."""
         stored = tuple(isinstance(x, Computed) for x in operands)
         whole = op in SIGNED and kind is not float
         body = self._bodies.get((op, stored, whole))
@@ -285,7 +291,7 @@ class Pointwise(Buffers):
         return Computed(cell, kind)
 
     def _cell(self, device: str) -> torch.Tensor:
-        """Memory for a number: a 0-d float64 meta tensor that stands for `device`."""
+        """Make memory for a number: a 0-d float64 meta tensor on `device`."""
         cell = torch.empty((), dtype=torch.float64, device="meta")
         self._devices[cell.untyped_storage()._cdata] = device
         buffer = self.known(cell)
@@ -294,7 +300,9 @@ class Pointwise(Buffers):
         return cell
 
     def meant(self, x: Any) -> Any:
-        """The number for which an argument of a call stands, or the argument itself."""
+        """Return the number that a stand-in argument represents, or the argument
+        itself.
+        """
         stand_in = self.standins.find(x)
         if stand_in is None:
             return x
@@ -327,7 +335,7 @@ class Pointwise(Buffers):
 
 
 def is_number(x: Any) -> bool:
-    """Is an operand a number, known or one that another stands for?"""
+    """Is an operand a number or the stand-in of one?"""
     return isinstance(x, (int, float))
 
 

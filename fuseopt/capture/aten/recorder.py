@@ -1,11 +1,10 @@
 """Record ATen calls as SchedulerNodes while the step runs on meta tensors.
 
 `Recorder` is a TorchDispatchMode. A pointwise call, or every position of a foreach
-call, becomes a SchedulerNode with an interned Body; a view becomes another Buffer of
-the same storage; everything else becomes an Extern that keeps the call. Mutation
-becomes versions: each write makes a new value of its buffer. This module decides what a
-call becomes; `ops` knows the ops, `buffers`, `pointwise` and `externs` hold what
-was recorded.
+call, becomes a SchedulerNode with an interned Body. A view becomes another Buffer of
+the same storage, and any other call becomes an Extern. Mutation becomes versions: each
+write makes a new value of its buffer. This module chooses the translation of a call.
+`ops` describes the ops; `buffers`, `pointwise` and `externs` hold the recording.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from .ops import FOREACH_REDUCTIONS, OpInfo, column, lowering, op_info, position
 from .pointwise import is_number
 from .stacks import CHAINS, Stack, Stacks, pieces_of
 
-#: Scale arguments: a rule takes a missing one for a factor of 1.
+#: Scale arguments: a rule treats a missing one as a factor of 1.
 SCALES = frozenset({"alpha", "value"})
 
 
 class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
-    """Decides what each ATen call becomes; see the module."""
+    """Translates each ATen call; see the module."""
 
     def __init__(self, scalars: Scalars, vector_library: bool | None = True) -> None:
         DISPATCH_MODE.__init__(self)
@@ -83,7 +82,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
             self.beyond = str(func)
 
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of all collections to which arithmetic calls do not add."""
+        """Return the sizes of all collections to which arithmetic calls do not add."""
         return (
             len(self.calls),
             self.items,
@@ -102,7 +101,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         return super().alone(buffer) and not self.stacks.holds(storage)
 
     def _check_constants(self, func: Any, op: OpInfo, bound: dict[str, Any]) -> None:
-        """Raise CaptureError if a call writes a tensor that is known at capture."""
+        """Raise CaptureError if a call writes a tensor that capture has read."""
         for _, name in op.schema.writes:
             if not all(t.is_meta for t in tensors_in(bound.get(name))):
                 raise CaptureError(
@@ -110,10 +109,10 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
                 )
 
     def _on_meta(self, bound: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Keywords with which a call creates its result on meta; the device that it
-        asks for is kept in `_wanted`.
+        """Return keywords with which a call creates its result on meta.
 
-        A call without tensors would otherwise allocate on the default device.
+        `_wanted` keeps the call's own device. A call without tensors would otherwise
+        allocate on the default device.
         """
         device = bound.get("device")
         if device is None and any(tensors_in(x) for x in bound.values()):
@@ -187,7 +186,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         return True
 
     def _chain(self, name: str, tensors: list[torch.Tensor], out: torch.Tensor) -> bool:
-        """`name(name(t0, t1), t2) ...`"""
+        """Record `name(name(t0, t1), t2) ...`."""
         result = tensors[0]
         for i, t in enumerate(tensors[1:], 2):
             target = out if i == len(tensors) else torch.empty_like(out)
@@ -198,7 +197,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         return len(tensors) > 1
 
     def _reason(self, operands: Iterable[tuple[str, Any]], out: torch.Tensor) -> str:
-        """The reason why a call that a rule covers becomes an Extern."""
+        """Return the reason why a call that a rule covers becomes an Extern."""
         reads = [self._read(x) for _, x in operands if isinstance(x, torch.Tensor)]
         if self._collides(self.buffer_of(out), reads):
             return "it writes memory that it reads at another index, or one place twice"
@@ -214,7 +213,8 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
     ) -> None:
         """Record `target.<name>_(*factors, <keyword>=scale)` for a 0-d tensor scale.
 
-        ATen's own signature takes a number there, read from the tensor by a sync.
+        ATen's own signature takes a number there, and reads it from the tensor with a
+        sync.
         """
         factors = [swap(t, self.constant) for t in factors]
         scale = swap(scale, self.constant)
@@ -232,8 +232,10 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
     def lerp_listed(
         self, start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor
     ) -> bool:
-        """Record one position of a foreach lerp whose weight is a tensor. Eager reads
-        the weight as a number, in the tensor's dtype. False if it is not 0-d.
+        """Record one position of a foreach lerp whose weight is a tensor.
+
+        Eager reads the weight as a number, in the tensor's dtype. Returns False if the
+        weight is not 0-d.
         """
         if weight.dim():
             return False
@@ -244,8 +246,8 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
     # ---------------------------------------------------------------- a call of lists
 
     def _default(self, name: str, value: Any) -> Any:
-        """The value of an argument that a call left out: its default if a number, None
-        for a scale.
+        """Return the value of an omitted argument: its default if a number, None for a
+        scale.
         """
         if name in SCALES or not isinstance(value, (int, float)):
             return None
@@ -286,7 +288,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         if name == "div" and not is_number(first := columns[0][1][0]):
             by, one = columns[1][1][0], func._overloadname in ("Scalar", "Tensor")
             if self._on_gpu(first) and (is_number(by) or (one and self.on_host(by))):
-                # for one number eager's kernels for GPUs take the inverse
+                # eager's GPU kernels multiply by the inverse of one number
                 name = "div_listed" if one else "div_exact"
         positions = Positions(self, columns)
         for i in range(n):

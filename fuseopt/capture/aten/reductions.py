@@ -1,8 +1,8 @@
 """Record ATen's reductions: a node that folds, and pointwise nodes on its result.
 
-`recognise` says which reduction a call is, `record` adds its nodes. A reduction keeps
-its full precision in a temp; a root, a mean's quotient and the rounding to the result's
-dtype are pointwise nodes on that temp, which the scheduler runs in the same kernel.
+`recognise` returns the reduction of a call, and `record` adds its nodes. A reduction
+keeps its full precision in a temp. A root, a mean's quotient and the rounding to the
+result's dtype are pointwise nodes on that temp, in the same kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLAIN = {
     "all": "all",
     "dot": "dot",
 }
-#: Names that take an empty list of dimensions for none, where others take it for all.
+#: For these names an empty list means no dimension; for others it means all.
 OVER_NO_DIMENSION = {"any", "all"}
 NORMS = {
     0.0: "norm0",
@@ -45,8 +45,9 @@ NORMS = {
 
 
 class Reduction(NamedTuple):
-    """A reduction of `operands` over `dims`. `cast`: the name of the dtype to which the
-    operands are converted first, or "".
+    """A reduction of `operands` over `dims`.
+
+    `cast`: the name of the dtype to which the operands are converted first, or "".
     """
 
     kind: str
@@ -56,12 +57,12 @@ class Reduction(NamedTuple):
 
     @property
     def is_undefined(self) -> bool:
-        """Has it no elements, and no result for that (as amax)?"""
+        """Does it have no elements, and no result for that case (as amax)?"""
         return self.operands[0].numel() == 0 and FOLDS[self.kind].empty is None
 
 
 def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
-    """The Reduction of a call of ATen's `name`; None if there is no rule for it."""
+    """Return the Reduction of a call of ATen's `name`; None if it has no rule."""
     x = bound.get("self")
     if not isinstance(x, torch.Tensor) or x.dtype not in DTYPE_NAMES:
         return None
@@ -103,19 +104,19 @@ def recognise(name: str, bound: Mapping[str, Any]) -> Reduction | None:
         dims = every
     elif isinstance(dims, int):
         if name in ("max", "min"):
-            return None  # these give indices too
+            return None  # these return indices too
         dims = (dims,)
     taken = sorted(d % x.dim() for d in dims) if every else ()
     return Reduction(kind, operands, tuple(taken), cast)
 
 
 def record(recorder: Pointwise, reduction: Reduction, out: torch.Tensor) -> bool:
-    """Add the nodes of a reduction whose result is `out`; False if none can be."""
+    """Add the nodes of a reduction into `out`; return False if impossible."""
     x = reduction.operands[0]
     if reduction.kind in ("norm1", "norm2") and all(
         x.shape[d] == 1 for d in reduction.dims
     ):
-        # of single elements: eager takes their absolute values, which cannot overflow
+        # for single elements eager takes the absolute value, which cannot overflow
         reduction = reduction._replace(kind="norm_inf")
     fold = FOLDS[reduction.kind]
     if reduction.is_undefined:

@@ -1,9 +1,9 @@
 """Keep stacks of tensors pointwise, and their maximum and minimum over the pieces.
 
 `pieces_of(name, arguments)` returns the tensors of a `stack`, or of a `cat` along a
-dimension that is 1 in all of them; each is recorded as one copy. `Stacks` remembers the
-pieces of each stack, so that an amax or amin over them becomes a chain of pointwise
-calls in place of a reduction.
+dimension of size 1 in each of them. Each tensor is recorded as one copy. `Stacks`
+records the pieces of each stack. An amax or amin over them then becomes a chain of
+pointwise calls in place of a reduction.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-#: Reductions, and the pointwise op a chain of which has the same bits in any order.
+#: Reductions, each with a pointwise op whose chain has the same bits in any order.
 CHAINS = {"amax": "maximum", "amin": "minimum"}
 
 
 class Stack(NamedTuple):
-    """`pieces[i]` lies at index i of dimension `dim`."""
+    """A stack of tensors: `pieces[i]` lies at index i of dimension `dim`."""
 
     dim: int
     pieces: tuple[Tensor, ...]
 
 
 def pieces_of(name: str, arguments: Mapping[str, Any]) -> Stack | None:
-    """The Stack of a stack or cat of tensors of one dtype and shape; None if none."""
+    """Return the Stack of a stack or cat of tensors of one dtype and shape, or None."""
     tensors = arguments.get("tensors")
     if name not in ("stack", "cat") or not tensors:
         return None
@@ -43,12 +43,12 @@ def pieces_of(name: str, arguments: Mapping[str, Any]) -> Stack | None:
 
 
 def _place(t: Tensor) -> tuple[object, ...]:
-    """Where the elements of a tensor lie in its storage."""
+    """Return the layout of a tensor in its storage."""
     return t.shape, t.stride(), t.storage_offset()
 
 
 class Stacks:
-    """The stacks made so far. `version(t)` changes when memory of t is written."""
+    """Stacks made so far. `version(t)` changes when memory of t is written."""
 
     def __init__(self, version: Callable[[Tensor], int]) -> None:
         self.version = version
@@ -59,16 +59,16 @@ class Stacks:
         return len(self._made)
 
     def holds(self, storage: int) -> bool:
-        """Is a storage that of a stack?"""
+        """Does a storage belong to a stack?"""
         return storage in self._made
 
     def add(self, stack: Stack, out: Tensor) -> None:
-        """Remember the pieces of `out`, after they were written to it."""
+        """Record the pieces of `out`, after they were written to it."""
         versions = [self.version(t) for t in (out, *stack.pieces)]
         self._made[out.untyped_storage()._cdata] = (stack, out, versions)
 
     def reduced(self, name: str, arguments: Mapping[str, Any]) -> list[Tensor] | None:
-        """The pieces whose chain of CHAINS[name] equals this reduction, if any."""
+        """Return the pieces whose chain of CHAINS[name] equals a reduction, or None."""
         if name not in CHAINS or arguments.get("keepdim"):
             return None
         t = arguments["self"]

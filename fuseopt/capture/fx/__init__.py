@@ -1,1 +1,1 @@
-"""Dynamo's graph, read: its patterns, its loops, its inputs."""
+"""Read Dynamo's graph: its patterns, its loops, its inputs."""

@@ -1,9 +1,9 @@
-"""What autocast makes of the calls of a graph, which run on meta.
+"""Record the effect of autocast on the calls of a graph, which run on meta.
 
-Autocast knows no tensors on meta. So where it is on, each call first runs on tensors
-without contents that say they are on the step's device (fake tensors). If autocast had
-a hand in it, the ATen calls that were seen below it are recorded, each with what was on
-for it. Else the call is recorded as anywhere.
+Autocast ignores meta tensors. So where autocast is on, each call first runs on fake
+tensors, which report the step's device. If autocast changed the call, the ATen calls
+below it are recorded, each with the state of autocast that it had. Otherwise the call
+is recorded as it is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..aten.autocast import Autocast, KeptCast, autocast_of
 from ..aten.externs import tensors_in
 from ..aten.recorder import Recorder
 
-#: Types that autocast casts from where it casts to float32.
+#: Types from which autocast casts to float32.
 LOWER = (torch.bfloat16, torch.float16)
 
 
 class Made(NamedTuple):
-    """An ATen call on fake tensors, what it returned, and what was on for it."""
+    """An ATen call on fake tensors, its result, and the state of autocast."""
 
     func: Any
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Made(NamedTuple):
 
 
 class Seen(DISPATCH_MODE):  # type: ignore[misc]
-    """Notes the ATen calls that are made below autocast."""
+    """Records the ATen calls that are made below autocast."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class Seen(DISPATCH_MODE):  # type: ignore[misc]
 
 
 class Casting:
-    """Records the calls of a graph as autocast has them run.
+    """Records the calls of a graph as autocast changes them.
 
-    `inputs`: by the id of an input's twin, its place. `shared`: the places of inputs
-    that are one memory. `leaves`: those that require gradients. `own`: does the graph
-    itself switch autocast?
+    `inputs`: the index of an input, by the id of its twin. `shared`: the indices of
+    inputs that share memory. `leaves`: the indices of inputs that require gradients.
+    `own`: True if the graph itself switches autocast.
     """
 
     def __init__(
@@ -80,17 +80,19 @@ class Casting:
         self.mode: Any = None
 
     def close(self) -> None:
-        """Leave the contexts that a graph has entered, if an error ended it within."""
+        """Leave the contexts that a graph has entered, if an error ended it inside
+        them.
+        """
         while self.entered:
             self.entered.pop().__exit__(None, None, None)
 
     def follow(self) -> Autocast:
-        """Record the next calls with what is on now."""
+        """Record the next calls with the present state of autocast."""
         self.recorder.autocast = now = autocast_of(self.kinds)
         return now
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function of a node on meta tensors, and record what it does."""
+        """Call a function of a node on meta tensors, and record its effect."""
         if function is compat.ENTER_AUTOCAST:
             self.entered.append(function(*args, **kwargs))
             return self.entered[-1]
@@ -115,7 +117,7 @@ class Casting:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """Nothing is recorded, and autocast keeps no cast."""
+        """Pause the recording, and turn off autocast's cache."""
         cached = torch.is_autocast_cache_enabled()
         self.recorder.__exit__(None, None, None)
         torch.set_autocast_cache_enabled(False)
@@ -132,8 +134,11 @@ class Casting:
         kwargs: Any,
         twins: dict[int, torch.Tensor],
     ) -> tuple[list[Made], Any]:
-        """Call a function on fake tensors; the calls below autocast, and the result.
-        `twins` gets the tensor for which each of them stands, by id.
+        """Call a function on fake tensors; return the calls below autocast, and the
+        result.
+
+        Adds to `twins` the tensor that each fake tensor replaces, by id of the fake
+        tensor.
         """
         if self.mode is None:
             self.mode = compat.fake_mode()
@@ -145,7 +150,7 @@ class Casting:
                     twins[id(fakes[id(t)])] = t
             with Seen(self.kinds) as seen:
                 result = function(*_mapped(args, fakes), **_mapped(kwargs, fakes))
-        # the ids of these are keys
+        # the ids of these objects are keys
         self.recorder.keep([fakes, seen.calls])
         return seen.calls, result
 
@@ -156,7 +161,7 @@ class Casting:
         return negated_view(fake) if t.is_neg() else fake
 
     def _again(self, made: Made, twins: dict[int, torch.Tensor], now: Autocast) -> None:
-        """Record a call that was seen, on the tensors that the fake ones stand for."""
+        """Repeat a call on the tensors that its fake tensors replace, and record it."""
         args, kwargs = _mapped(made.args, twins), _mapped(made.kwargs, twins)
         self.recorder.autocast = made.autocast
         if made.autocast != now and self._is_kept(made.func, args, kwargs, now):
@@ -171,7 +176,7 @@ class Casting:
             twins[id(fake)] = twin
 
     def _is_kept(self, func: Any, args: Any, kwargs: Any, now: Autocast) -> bool:
-        """May autocast keep this cast? It keeps those of parameters, and no views."""
+        """May autocast cache this cast? It caches casts of parameters, and no views."""
         place = self.inputs.get(id(args[0])) if args else None
         if func is not torch.ops.aten._to_copy.default or place is None:
             return False
@@ -192,7 +197,7 @@ class Casting:
     def _check_lists(
         self, function: Any, given: Sequence[torch.Tensor], now: Autocast
     ) -> None:
-        """Refuse a foreach call of which eager may make calls that autocast sees."""
+        """Refuse a foreach call that eager may split into calls under autocast."""
         name = function.__name__.removeprefix("_foreach_").removesuffix("_")
         kinds = [kind for kind, _ in now.on if compat.may_cast(name, kind)]
         products = name == "mm" or any(t.dtype in LOWER for t in given)
@@ -204,7 +209,7 @@ class Casting:
 
 
 def method(name: str) -> Callable[..., Any]:
-    """The function that calls a method of its first argument."""
+    """Return a function that calls a method of its first argument."""
     return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 

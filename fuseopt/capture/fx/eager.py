@@ -1,8 +1,8 @@
 """Run Dynamo's graph in eager, in place of a step or to compare with it.
 
-`as_eager(gm)` runs on the tensors themselves, where no kernel can be made.
-`replay(gm, args)` returns the graph's own tensors and tensor arguments as eager leaves
-them, and its results, without touching the originals. Both run the restored graph, see
+`as_eager(gm)` runs on the tensors themselves, if no kernel can be made. `replay(gm,
+args)` runs on clones, without touching the originals. It returns the graph's own
+tensors, the tensor arguments and the results. Both run the restored graph, see
 `patterns`.
 """
 
@@ -19,7 +19,7 @@ from .patterns import refresh, restore
 
 
 def _clone(t: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, also where elements overlap or leave gaps."""
+    """Copy a tensor with the same strides, even if elements overlap or leave gaps."""
     if t.layout != torch.strided:
         return t.clone()
     copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
@@ -27,7 +27,7 @@ def _clone(t: torch.Tensor) -> torch.Tensor:
 
 
 class _Clones:
-    """Copies of tensors; those that share storage keep sharing it."""
+    """Copies of tensors; tensors that share storage have copies that share it."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         groups: dict[int, list[torch.Tensor]] = {}
@@ -49,7 +49,7 @@ class _Clones:
 
 
 class _OnClones(Interpreter):
-    """Runs a graph on copies of its own tensors."""
+    """Runs a graph on copies of its parameters and buffers."""
 
     def __init__(self, gm: GraphModule, clones: dict[str, torch.Tensor]) -> None:
         super().__init__(gm)
@@ -62,7 +62,7 @@ class _OnClones(Interpreter):
 
 
 def as_eager(gm: GraphModule) -> Callable[..., Any]:
-    """A function that runs a graph with eager's bits."""
+    """Return a function that runs a graph with eager's bits."""
     restore(gm)
     refresh(gm)
     return gm.forward
@@ -71,14 +71,14 @@ def as_eager(gm: GraphModule) -> Callable[..., Any]:
 def replay(
     gm: GraphModule, args: Sequence[Any]
 ) -> tuple[dict[str, torch.Tensor], list[Any], Any]:
-    """(statics by name, arguments, results) after the graph ran in eager on clones."""
+    """Run the graph on clones; return statics by name, arguments, and results."""
     restore(gm)
     statics = static_tensors(gm)
     tensors = [*statics.values(), *(a for a in args if isinstance(a, torch.Tensor))]
     clones = _Clones(tensors)
     static_clones = {name: clones.of(t) for name, t in statics.items()}
     arg_clones = [clones.of(a) if isinstance(a, torch.Tensor) else a for a in args]
-    # the step that is to be compared draws the same random numbers afterwards
+    # the compared step must draw the same random numbers afterwards
     with torch.no_grad(), torch.random.fork_rng():
         result = _OnClones(gm, static_clones).run(*arg_clones)
     return static_clones, arg_clones, result

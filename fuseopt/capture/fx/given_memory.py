@@ -1,9 +1,9 @@
 """Find the tensors to which a step assigns other memory: `p.data = x`, `p.set_(x)`.
 
-Both are calls in Dynamo's graph. While the graph is recorded they are done to the meta
-twins of its tensors, so that later reads of `p` read the memory of `x`. `Places` finds
-the twins that end in other memory than they began with: their tensors are assigned that
-memory after the step has run.
+Both are calls in Dynamo's graph. The recording applies them to the meta twins of its
+tensors, so that later reads of `p` read the memory of `x`. `Places` finds the twins
+whose memory has changed at the end. Their tensors are assigned that memory after the
+step has run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESIZING = frozenset(
 
 
 def called(node: Node) -> str:
-    """The name of the op that a node calls, without namespace and overload."""
+    """Return the name of the op that a node calls, without namespace and overload."""
     name = str(getattr(node.target, "__name__", node.target))
     return (
         name.partition("::")[2].partition(".")[0]
@@ -43,8 +43,9 @@ def gives_memory(node: Node) -> bool:
 
 
 def refuse_resizing(nodes: Iterable[Node]) -> None:
-    """Raise EagerOnly if a call makes memory larger or smaller: kernels and views are
-    planned for memory that is as large as it was.
+    """Raise EagerOnly if a call resizes memory.
+
+    Kernels and views are planned for memory of the original size.
     """
     for node in nodes:
         if node.op.startswith("call") and called(node) in RESIZING:
@@ -63,18 +64,18 @@ class Given(NamedTuple):
 
 
 class Places:
-    """The memory and layout of a graph's tensors at its beginning, by their twins."""
+    """Memory and layout of a graph's tensors at its beginning, by their twins."""
 
     def __init__(self) -> None:
         self._known: list[tuple[torch.Tensor, object, tuple[object, ...]]] = []
 
     def add(self, twin: torch.Tensor) -> None:
         """Record the twin of the next tensor."""
-        # its storage is kept: another at the same address would be taken for it
+        # keeps the storage alive, since a new storage at its address would look equal
         self._known.append((twin, twin.untyped_storage(), _place(twin)))
 
     def moved(self) -> list[tuple[int, torch.Tensor]]:
-        """The twins that have other memory or another layout now, with their index."""
+        """Return the twins whose memory or layout has changed, with their index."""
         return [
             (i, twin)
             for i, (twin, _, place) in enumerate(self._known)
@@ -82,8 +83,10 @@ class Places:
         ]
 
     def given(self, recorder: Buffers) -> tuple[Given, ...]:
-        """The step's assignments of memory. Raises EagerOnly for memory whose origin is
-        unknown, and for a conjugated or negated view.
+        """Return the step's assignments of memory.
+
+        Raises EagerOnly for memory of unknown origin, and for a conjugated or negated
+        view.
         """
         assignments = []
         for i, twin in self.moved():

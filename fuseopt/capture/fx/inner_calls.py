@@ -1,12 +1,12 @@
-"""Calls that reach the tensors within wrappers, written down while a function runs.
+"""Record the calls that reach the inner tensors of wrapper subclasses.
 
-The function is given stand-ins: tensors of a class that holds others, of which those
-within have no contents. A mode below that class writes down the calls of ATen, and the
-collectives, that reach them, so that what is done to them, and in which order, is the
-class's own answer. Nothing is computed or sent meanwhile.
+The function runs on stand-ins: wrappers whose inner tensors have no contents. A
+dispatch mode below the wrapper class records the ATen calls and collectives on the
+inner tensors. So the class itself determines these calls and their order. Nothing is
+computed or sent meanwhile.
 
-Numbers that move from call to call have values here that nobody else has, by which
-they are found again.
+Numbers that change between calls have unique values here, by which the mode recognizes
+them.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from ..aten.externs import tensors_in
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor, by when it came to be."""
+    """A tensor, by its order of creation."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that moves, by its place."""
+    """A number that changes between calls, by its index."""
 
     index: int
 
 
 class InnerCall(NamedTuple):
-    """`func`: a call of ATen, or what makes a tensor of numbers, or a function or the
-    name of a method that makes the number with this place. `made`: results; `several`:
-    in a list.
+    """A recorded call, or the computation of a number.
+
+    `func`: an ATen op, a function that makes a tensor of numbers, or a function or
+    method name that computes the number at index `number`. `made`: the results;
+    `several`: they are in a list.
     """
 
     func: Any
@@ -60,10 +62,10 @@ class InnerCall(NamedTuple):
 
 
 class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
-    """Writes down the calls that reach some tensors, or what was made of them.
+    """Records the calls on some tensors, and on the tensors that such calls return.
 
-    A wrapper may compute what it needs to know on tensors of its own, of which none is
-    one of these. `numbers`: those that move, at their places.
+    A wrapper may make auxiliary computations on other tensors. `numbers`: those that
+    change between calls, by index.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
             self.number(x)
 
     def number(self, value: Any) -> int:
-        """The place of another number that moves."""
+        """Register a number that changes between calls; return its index."""
         key = type(value), value
         if key in self.numbers:
             raise EagerOnly("two numbers of a step are indistinguishable")
@@ -114,7 +116,7 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
             return out
         results = tensors_in(out)
         if is_wait(func):
-            # each collective is waited for where it is made
+            # `graph` adds a wait right after each collective
             self.index[id(results[0])] = self.index[id(given[0])]
             self.alive.append(results[0])
         elif func._schema.is_mutable or results:
@@ -126,11 +128,11 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
         return out
 
     def make(self, func: Any, args: Any, kwargs: Any, made: torch.Tensor) -> None:
-        """A tensor is made of numbers."""
+        """Record a tensor that is made of numbers."""
         self.calls.append(InnerCall(func, args, kwargs, (self._add(made),)))
 
     def noted(self, x: Any) -> Any:
-        """A value, with places for tensors and for numbers that move."""
+        """Replace tensors and registered numbers in a value by their indices."""
         if isinstance(x, torch.Tensor):
             return Ref(self.index[id(x)])
         if isinstance(x, (int, float)) and (type(x), x) in self.numbers:
@@ -142,9 +144,10 @@ class InnerCalls(DISPATCH_MODE):  # type: ignore[misc]
         return x
 
     def graph(self, tensors: int, numbers: int) -> tuple[Graph, dict[int, Node]]:
-        """A graph of these calls, without an output, and the nodes of tensors.
+        """Return a graph of these calls, without an output, and the nodes of tensors.
 
-        It takes that many tensors, then so many numbers: the first of each.
+        Its placeholders are that many tensors, then that many numbers: the first of
+        each.
         """
         graph = Graph()
         nodes: dict[int, Node] = {}

@@ -1,4 +1,4 @@
-"""The inputs of a step: meta twins of its tensors, their names, and refusals."""
+"""Inputs of a step: meta twins of its tensors, their names, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...errors import EagerOnly, UnsupportedInput
 
 
 def attribute(gm: GraphModule, target: str) -> Any:
-    """The value that a get_attr node stands for."""
+    """Return the value of a get_attr node."""
     value: Any = gm
     for part in target.split("."):
         value = getattr(value, part)
@@ -23,17 +23,19 @@ def attribute(gm: GraphModule, target: str) -> Any:
 
 
 def static_tensors(gm: GraphModule) -> dict[str, torch.Tensor]:
-    """The graph's own tensors (parameters, state) by name, in a fixed order.
+    """Return the graph's own tensors (parameters, state) by name, in a fixed order.
 
-    Dynamo registers them on the GraphModule itself and drops them from there when the
-    optimizer dies, so that nobody else may keep them alive.
+    Dynamo registers them on the GraphModule and removes them when the optimizer dies.
+    So no other object may keep them alive.
     """
     return {**gm._buffers, **gm._parameters}  # type: ignore[dict-item]
 
 
 def short_names(sources: Mapping[int, str]) -> dict[int, str]:
-    """Short names of numbers by Dynamo's sources: for "L['self'].param_groups[0]['lr']"
-    `lr`, or `param_groups[0]['lr']` where several numbers have that name.
+    """Return short names of numbers, from Dynamo's sources.
+
+    "L['self'].param_groups[0]['lr']" becomes `lr`, or `param_groups[0]['lr']` if
+    several numbers have that name.
     """
     whole = {
         i: re.sub(r"^L\['(\w+)'\]", r"\1", x).removeprefix("self.")
@@ -50,7 +52,10 @@ def short_names(sources: Mapping[int, str]) -> dict[int, str]:
 
 
 def check_tensor(name: str, t: torch.Tensor) -> None:
-    """Refuse what no kernel can address, before anything is written."""
+    """Refuse a tensor that no kernel can address, before anything is written.
+
+    Raises UnsupportedInput.
+    """
     if t.layout != torch.strided:
         raise UnsupportedInput(
             f"{name} is sparse (layout {t.layout}); fuseopt needs strided tensors. "
@@ -64,8 +69,8 @@ def check_tensor(name: str, t: torch.Tensor) -> None:
 def check_memory(name: str, t: torch.Tensor) -> None:
     """Refuse a tensor whose elements have no memory, before anything is written.
 
-    Raises EagerOnly for one that eager can use all the same: a subclass that stands for
-    other tensors. Raises UnsupportedInput as `check_freed` does.
+    Raises EagerOnly for one that eager can use: a subclass that wraps other tensors.
+    Raises UnsupportedInput as `check_freed` does.
     """
     if wraps_others(t) and not isinstance(t, FAKE):
         raise EagerOnly(
@@ -75,8 +80,9 @@ def check_memory(name: str, t: torch.Tensor) -> None:
 
 
 def check_freed(name: str, t: torch.Tensor) -> None:
-    """Raise UnsupportedInput where all or some of a tensor's memory was freed: eager's
-    kernels would end the process.
+    """Raise UnsupportedInput if some of a tensor's memory was freed.
+
+    Eager's kernels would crash the process.
     """
     if wraps_others(t) or t.device.type == "meta":
         return
@@ -95,7 +101,7 @@ def check_freed(name: str, t: torch.Tensor) -> None:
 def check_contents(tensors: Iterable[Any]) -> None:
     """Refuse tensors without contents: a step can be planned for them, but not run.
 
-    Raises EagerOnly for a fake one and for one on the device meta.
+    Raises EagerOnly for a fake tensor and for a meta tensor.
     """
     for t in tensors:
         if isinstance(t, FAKE):
@@ -108,7 +114,7 @@ def check_contents(tensors: Iterable[Any]) -> None:
 
 
 class MetaInputs:
-    """Meta twins of real tensors; those that share storage keep sharing it."""
+    """Meta twins of real tensors; twins share storage where the tensors do."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.Tensor] = {}
@@ -119,7 +125,7 @@ class MetaInputs:
         key = storage._cdata
         shape, stride, offset = t.shape, t.stride(), t.storage_offset()
         if not t.numel():
-            # two that begin at one place of a storage are not the same
+            # two empty tensors at one place of a storage are distinct
             return torch.empty_strided(shape, stride, dtype=t.dtype, device="meta")
         if key not in self._storages:
             self._alive.append(storage)

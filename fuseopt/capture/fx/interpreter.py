@@ -1,6 +1,6 @@
 """Run Dynamo's FX graph node by node under the Recorder.
 
-Tensors are meta tensors, known numbers are Python numbers, others are Syms.
+Tensors are meta tensors. Constant numbers are Python numbers, all others are Syms.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from .patterns import SCALED, restore
 from .reroll import Templates
 from .segments import Unlike, describe, segments, tokens
 
-#: Packages whose functions act on their arguments only.
+#: Packages whose functions affect only their arguments.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
-#: The attribute that marks fuseopt's own functions that may be nodes of a graph: they
+#: The attribute that marks fuseopt's own functions that may be nodes of a graph. They
 #: only call ATen, with the numbers among their arguments.
 OWN = "_fuseopt_acts_on_tensors"
 
 
 def source_line(node: Node) -> str:
-    """The source line a node came from: 'file.py:12: code'."""
+    """Return the source line of a node: 'file.py:12: code'."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return ""
@@ -60,7 +60,7 @@ def source_line(node: Node) -> str:
 
 
 class Interpreter:
-    """Evaluates FX nodes: tensors on meta, known numbers as they are, others as Sym."""
+    """Evaluates FX nodes: tensors on meta, constants unchanged, others as Sym."""
 
     def __init__(
         self, gm: GraphModule, args: Sequence[Any], vector_library: bool | None
@@ -76,7 +76,8 @@ class Interpreter:
         self.recorder.standins.avoid(_literals(self.nodes))
         self.metas = MetaInputs()
         self.places = Places()
-        self.computes = False  # does the step read numbers from tensors it computed?
+        # True if the step reads numbers from tensors that it computed
+        self.computes = False
         self.statics: list[str] = []
         self.tensor_args: list[int] = []
         self.complexes: list[int] = []
@@ -123,7 +124,7 @@ class Interpreter:
         twin = self.metas.make(t)
         self.places.add(twin)
         buffer = self.recorder.add_input(twin, name, kind, index, str(t.device))
-        # the first tensor's source, where two tensor objects are the same memory
+        # two tensor objects with the same memory have the source of the first
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
         if t.requires_grad:
             self.leaves.add(first)
@@ -137,7 +138,7 @@ class Interpreter:
     # ---------------------------------------------------------------- nodes
 
     def run(self) -> Any:
-        """Run every node; returns the graph's result."""
+        """Run every node; return the graph's result."""
         nodes = [n for n in self.nodes if n.op.startswith("call")]
         names = tokens(nodes)
         own = switches(nodes)
@@ -150,8 +151,8 @@ class Interpreter:
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():
                 done = 0
-                # to replay a stretch would assign no memory to a twin, and not ask
-                # which calls are in a context
+                # the replay of a stretch assigns no memory to twins, and ignores
+                # contexts
                 moves = own or any(map(gives_memory, nodes))
                 for begin, end in () if moves else segments(nodes, names):
                     self._run(nodes[done:begin])
@@ -179,15 +180,15 @@ class Interpreter:
                 except Exception as error:
                     if is_own(error):
                         raise
-                    # no shape rule on meta, a shape that depends on data, an argument
-                    # of a kind nobody expected: eager can still run it
+                    # such as no shape rule on meta, a data-dependent shape, or an
+                    # unexpected argument: eager can still run the node
                     raise CaptureError(
                         f"{node.target} cannot be recorded: "
                         f"{type(error).__name__}: {error}\n{self.recorder.line}"
                     ) from error
 
     def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
-        """Record a stretch of nodes, or repeat the recording of an equal one."""
+        """Record a stretch of nodes, or repeat the recording of an equal stretch."""
         form = incoming = None
         with contextlib.suppress(Unlike):
             form = describe(nodes, names)
@@ -230,7 +231,8 @@ class Interpreter:
         if node.target is operator.getitem:
             picked = self._map(node.args[0])
             if isinstance(picked, (list, tuple)):
-                # one element of a list of all lanes: looking at the list would be N**2
+                # picks from a list of all lanes; mapping the whole list each time is
+                # quadratic
                 return picked[self._map(node.args[1])]
         args, kwargs = self._map(node.args), self._map(node.kwargs)
         if node.op == "call_method":
@@ -277,19 +279,21 @@ class Interpreter:
         beyond = self.recorder.beyond
         result = self._call(node.target, args, kwargs)
         if hasattr(node.target, OWN):
-            self.recorder.beyond = beyond  # of what Dynamo has traced
+            # `beyond` covers only calls that Dynamo traced
+            self.recorder.beyond = beyond
         return result
 
     def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function on meta tensors, as autocast has it called."""
+        """Call a function on meta tensors, under autocast if it is on."""
         if self.casting is None:
             return function(*args, **kwargs)
         return self.casting.call(function, args, kwargs)
 
     def _placed(self, method: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Arguments for `to`, in place of those of `to` or `cpu`, on meta tensors: the
-        tensor's own device is replaced by meta, so that no copy is recorded where eager
-        makes none.
+        """Return arguments of `to` that replace those of `to` or `cpu` on meta tensors.
+
+        The tensor's own device becomes meta, so that a copy is recorded only where
+        eager makes one.
         """
         device = torch.device(self.recorder.device_of(args[0]))
 
@@ -310,8 +314,8 @@ class Interpreter:
     def _check_lerp(
         self, start: Sequence[torch.Tensor], end: Sequence[torch.Tensor]
     ) -> None:
-        """Refuse a foreach lerp of two dtypes as eager does; Dynamo's decomposition of
-        it accepts them.
+        """Refuse a foreach lerp of two dtypes as eager does; Dynamo's decomposition
+        does not.
         """
         for s, e in zip(start, end, strict=True):
             if s.dtype != e.dtype:
@@ -324,7 +328,7 @@ class Interpreter:
     def _scaled(
         self, method: str, args: Sequence[torch.Tensor], scale: torch.Tensor
     ) -> torch.Tensor:
-        """A method whose scale is a tensor."""
+        """Record a method whose scale is a tensor."""
         target, *factors = args
         self.recorder.scaled(
             method.removesuffix("_"), target, factors, SCALED[method], scale
@@ -332,8 +336,8 @@ class Interpreter:
         return target
 
     def _item(self, t: torch.Tensor) -> Sym | Computed | int | float | bool:
-        """`t.item()`: a Sym if the tensor is an unwritten argument on the CPU, else a
-        Computed, which stays on the tensor's device.
+        """Record `t.item()`: a Sym for an unwritten argument on the CPU, else a
+        Computed.
         """
         if not t.is_meta:
             self.recorder.items += 1
@@ -367,8 +371,8 @@ class Interpreter:
     def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
         """Record `torch.tensor(number)` as a fill of new memory.
 
-        A list of numbers becomes one fill for each, where one of them is symbolic or
-        where the step changes the tensor.
+        A list becomes one fill for each number, if the step changes it or one is
+        symbolic.
         """
         data, device = args[0], kwargs.get("device")
         if isinstance(data, (list, tuple)):
@@ -407,7 +411,7 @@ class Interpreter:
 
 
 def _is_known(target: Any) -> bool:
-    """Is a function one of torch, Python or fuseopt, which changes only tensors?"""
+    """Is a function one of torch, Python or fuseopt, so it changes only tensors?"""
     if hasattr(target, OWN):
         return True
     home = getattr(target, "__module__", None) or type(target).__module__
@@ -423,7 +427,7 @@ def _flatten(x: Any) -> list[Any]:
 
 
 def _literals(nodes: Sequence[Node]) -> list[float]:
-    """All literal numbers in the arguments of nodes."""
+    """Return all literal numbers in the arguments of nodes."""
     return [
         x
         for node in nodes
@@ -433,9 +437,7 @@ def _literals(nodes: Sequence[Node]) -> list[float]:
 
 
 def _function(node: Node) -> Callable[..., Any] | None:
-    """The function that a node calls; the operator for a method such as `__abs__`; None
-    for other methods.
-    """
+    """Return the function or operator that a node calls; None for other methods."""
     if callable(node.target):
         return node.target
     name = node.target

@@ -1,8 +1,8 @@
 """Restore the calls that eager makes in Dynamo's graph.
 
 Dynamo decomposes some calls into others that round differently. Its polyfill turns a
-foreach lerp into a difference, N filled tensors and an addcmul: in float32 that is
-lerp's own arithmetic; in bfloat16 and float16 it rounds the difference and the weight,
+foreach lerp into a difference, N filled tensors and an addcmul. In float32 that is
+lerp's own arithmetic. In bfloat16 and float16 it rounds the difference and the weight,
 which eager does not. A method with a scale (`addcmul_`, `addcdiv_`, `add_`) becomes
 `target.copy_(fma(product, scale, target))`, while eager scales the first factor and
 then fuses. `restore` puts the user's calls back, before the graph is recorded or run.
@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node
 
 from ...compat import MAKE_TENSOR, WRITTEN_AS
 
-#: Methods that scale what they add, and the argument that is the scale.
+#: Methods that scale their addend, and the name of the scale argument.
 SCALED = {"addcmul_": "value", "addcdiv_": "value", "add_": "alpha"}
-#: In the `meta` of a restored graph module: is its code older than its graph?
+#: Key in the `meta` of a restored graph module: True if its code is outdated.
 STALE = "fuseopt_code_is_stale"
 
 
@@ -65,7 +65,7 @@ def _erase(nodes: Iterable[Node]) -> None:
 
 
 def _same(nodes: Any) -> Node | None:
-    """The one node a list repeats, or None."""
+    """Return the only node in a list, or None."""
     first = nodes[0] if nodes else None
     same = isinstance(first, Node) and all(n is first for n in nodes)
     return first if same else None
@@ -78,7 +78,7 @@ def _calls(node: Any, *targets: Any) -> bool:
 
 
 def _difference(diff: Any) -> Any:
-    """The `_foreach_sub` whose results, all of them and in order, `diff` lists."""
+    """Return the `_foreach_sub` whose results are exactly `diff`, in order, or None."""
     if not diff or not _calls(diff[0], operator.getitem):
         return None
     sub = diff[0].args[0]
@@ -93,7 +93,7 @@ def _difference(diff: Any) -> Any:
 
 
 def _one_minus(node: Any) -> Any:
-    """w, if node is `-(1.0 - w)`."""
+    """Return w if `node` is `-(1.0 - w)`, else None."""
     if not _calls(node, "neg", operator.neg, torch.neg):
         return None
     inner = node.args[0]
@@ -103,7 +103,7 @@ def _one_minus(node: Any) -> Any:
 
 
 def _copies(pairs: list[tuple[Node, Node]]) -> list[Node] | None:
-    """The nodes `target.copy_(source)` for every pair, where all exist."""
+    """Return the nodes `target.copy_(source)` of all pairs; None if one is missing."""
     nodes = []
     for target, source in pairs:
         copies = [u for u in target.users if _calls(u, "copy_") and u.args[1] is source]
@@ -114,9 +114,10 @@ def _copies(pairs: list[tuple[Node, Node]]) -> list[Node] | None:
 
 
 def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
-    """The arguments of the lerp whose decomposition an addcmul ends, and the other
-    nodes of it, users first. There is a form for weights below one half, one for
-    others, and one for tensors.
+    """Return the arguments of the lerp whose decomposition ends in this addcmul.
+
+    Also returns the other nodes of the decomposition, users first. There is one form
+    for weights below one half, one for other weights, and one for tensors.
     """
     if len(node.args) != 3 or node.kwargs:
         return None
@@ -137,7 +138,8 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
     if factor is None:
         return None
     if target == start:
-        # above: start.copy_(end); addcmul_(start, [-(1.0 - tensor(weight))], diff)
+        # one half or more: start.copy_(end); addcmul_(start, [-(1.0 - tensor(weight))],
+        # diff)
         weight_tensor = _one_minus(factor)
         copies = _copies(list(zip(start, end, strict=True)))
         if copies and _calls(weight_tensor, *MAKE_TENSOR):
@@ -150,8 +152,8 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
                 *inner,
             ]
     if _calls(factor, torch.where) and all(_calls(t, torch.where) for t in target):
-        # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff);
-        # copy back
+        # a tensor: bases = where(mask, end, start); addcmul_(bases, [w], diff); copy
+        # back
         mask, high, weight = factor.args
         copies = _copies(list(zip(start, target, strict=True)))
         expected = [(mask, e, s) for s, e in zip(start, end, strict=True)]
@@ -160,7 +162,7 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
             and _one_minus(high) is weight
             and [t.args for t in target] == expected
         ):
-            # the copies back are what writes start; all other nodes are erased
+            # only the copies back write start; all other nodes are erased
             return (start, end, weight), [*copies, *target, factor, *inner]
     return None
 
@@ -168,7 +170,7 @@ def _match(node: Node) -> tuple[tuple[Any, ...], list[Node]] | None:
 def _restore_lerp(node: Node) -> bool:
     """Turn the addcmul at the end of a lerp into `_foreach_lerp_(start, end, weight)`.
 
-    Nothing is changed if another node of the decomposition has a further user.
+    Nothing changes if another node of the decomposition has a further user.
     """
     match = _match(node)
     if match is None:
@@ -215,8 +217,10 @@ def _restore_scaled(node: Node) -> bool:
 
 
 def _written(node: Node, name: str, scale: Any) -> bool:
-    """Did the user call `name`? `rewrites` of compat notes that in the node's meta;
-    without the note, and with a tensor as scale, the source line decides.
+    """Did the user call `name`?
+
+    `rewrites` of compat notes the name in the node's meta. Without the note, and with a
+    tensor as scale, the source line decides.
     """
     if WRITTEN_AS in node.meta:
         return bool(node.meta[WRITTEN_AS] == name)

@@ -1,15 +1,15 @@
-"""Record the body of a loop over lanes once, and repeat the recording for like lanes.
+"""Record the body of a loop over lanes once, and repeat the recording for similar
+lanes.
 
-The body of a for-loop over parameters is recorded through torch once; for lanes that
-are alike, `Templates.replay` adds the same buffers, values and nodes for their tensors,
-without a call to torch. Two lanes are alike if their forms are equal (see `segments`)
-and their tensors are equal in all that recording depends on: dtype, layout, device, and
-which memory they share. Where every call is pointwise over one shape, the shape may
-differ.
+The body of a for-loop over parameters is recorded once through torch. For each similar
+lane `Templates.replay` then adds the same buffers, values and nodes, without a call to
+torch. Two lanes are similar if their forms are equal (see `segments`) and their tensors
+agree in all that recording depends on. These are dtype, layout, device, and aliasing.
+If every call is pointwise over one shape, the shape may differ.
 
-There is a template only of a body that treats a lane's own tensors. If it has a call
-without a rule, reads a number on the host with `.item()`, or makes views of incoming
-tensors, each lane is recorded anew.
+Only a body that works on a lane's own tensors has a template. It must have no call
+without a rule, no `.item()` on the host, and no views of incoming tensors. Other lanes
+are recorded one by one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from .segments import Form, Unlike
 
 
 class Incoming(NamedTuple):
-    """The values that come into a stretch: `buffers` of its tensors, by first use.
+    """Values that come into a stretch.
 
-    `exact`: a key that is equal if recording cannot tell the values apart; `alike`: one
-    that is equal if pointwise calls cannot, or None. `shape`: that of all tensors with
+    `buffers`: those of its tensors, by first use. `exact`: a key that is equal if
+    recording cannot distinguish the values. `alike`: a key that is equal if pointwise
+    calls cannot distinguish them, or None. `shape`: that of all tensors with
     dimensions, if they agree.
     """
 
@@ -45,8 +46,10 @@ class Incoming(NamedTuple):
 
 
 class NewBuffer(NamedTuple):
-    """A buffer that a stretch creates. `storage`: the index of the first new buffer in
-    the same storage. `whole`: it has the shape of the incoming tensors.
+    """A buffer that a stretch creates.
+
+    `storage`: the index of the first new buffer in the same storage. `whole`: it has
+    the shape of the incoming tensors.
     """
 
     buffer: Buffer
@@ -56,14 +59,15 @@ class NewBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """What a stretch adds to the recording. New buffers and values are numbered from 0;
-    incoming ones from -1 down, followed by `given`: (buffer, value) of other memory
-    that the stretch reads.
+    """The additions of a stretch to the recording.
 
-    `leaving`: each value that is used outside: an incoming one by its number, from -1
-    down; a new buffer by its number (in a NumberRef if it is a number); or a Sym.
-    `held`: the value of each new buffer at the end, None if it has none; `left`:
-    (number among the incoming, new value) of each incoming buffer that is written.
+    New buffers and values are numbered from 0. Incoming ones are numbered from -1 down,
+    followed by `given`: (buffer, value) of other memory that the stretch reads.
+
+    `leaving`: each value that is used outside. An incoming value is its number, from -1
+    down. A new buffer is its number, in a NumberRef if it holds a number. Others are a
+    Sym. `held`: the value of each new buffer at the end, or None. `left`: (number among
+    the incoming, new value) of each incoming buffer that is written.
     """
 
     buffers: tuple[NewBuffer, ...]
@@ -77,7 +81,7 @@ class Template:
 
 
 class _Mark(NamedTuple):
-    """The state of a recorder before a stretch."""
+    """State of a recorder before a stretch."""
 
     buffers: int
     values: int
@@ -89,7 +93,7 @@ class _Mark(NamedTuple):
 
 
 class Templates:
-    """The templates of one capture; see the module."""
+    """Templates of one capture; see the module."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -97,7 +101,9 @@ class Templates:
         self.replayed = 0
 
     def incoming(self, values: Sequence[Any]) -> Incoming | None:
-        """Describe the incoming values; None if a template cannot be used for them."""
+        """Describe the incoming values; return None if a template cannot be used for
+        them.
+        """
         r = self.recorder
         buffers: dict[int, int] = {}
         objects: dict[int, int] = {}
@@ -107,7 +113,7 @@ class Templates:
         pointwise = True
         for x in values:
             if not isinstance(x, torch.Tensor) or not x.is_meta:
-                exact.append(id(x))  # one and the same number, or other tensor
+                exact.append(id(x))  # the same number, or the same real tensor
                 alike.append(id(x))
                 continue
             b = r.known(x)
@@ -140,8 +146,10 @@ class Templates:
     def replay(
         self, form: Form, nodes: Sequence[Node], env: dict[Node, Any], came: Incoming
     ) -> bool:
-        """Repeat the recording of an equal stretch, and set in `env` what is used
-        outside; False if there is no template.
+        """Repeat the recording of an equal stretch.
+
+        Sets in `env` the values that are used outside. Returns False if there is no
+        template.
         """
         template = self._known.get((form.key, came.exact))
         if template is None and came.alike is not None:
@@ -215,7 +223,7 @@ class Templates:
     # ---------------------------------------------------------------- the first time
 
     def mark(self) -> _Mark:
-        """The state of the recorder, before a stretch is recorded."""
+        """Return the state of the recorder, before a stretch is recorded."""
         r = self.recorder
         return _Mark(
             len(r.buffers),
@@ -235,7 +243,7 @@ class Templates:
         came: Incoming,
         mark: _Mark,
     ) -> None:
-        """Make a template of what was added since the mark, if that can be repeated."""
+        """Make a template of the additions since the mark, if they can be repeated."""
         try:
             template = self._template(form, nodes, env, came, mark)
         except Unlike:
@@ -260,7 +268,7 @@ class Templates:
     ) -> Template:
         r = self.recorder
         if r.sizes() != mark.sizes:
-            raise Unlike  # it kept a call, made a view, met memory that is shared
+            raise Unlike  # the stretch kept a call, made a view, or used shared memory
         if not all(_plain(env[n]) for n in nodes):
             raise Unlike
         place = {b: -1 - k for k, b in enumerate(came.buffers)}
@@ -279,7 +287,7 @@ class Templates:
         others: dict[tuple[int, int], int] = {}
 
         def value(v: int) -> int:
-            """The number of a value that is read."""
+            """Return the number of a value that is read."""
             if v >= mark.values:
                 return v - mark.values
             b = r.values[v]
@@ -340,7 +348,7 @@ class Templates:
 
 
 def _plain(x: Any) -> bool:
-    """Is a result a tensor of the step, or a number that is known at each call?"""
+    """Is a result a tensor of the step, or a number with a formula at each call?"""
     if isinstance(x, (list, tuple)):
         return all(map(_plain, x))
     return isinstance(x, (Sym, Computed)) or (isinstance(x, torch.Tensor) and x.is_meta)

@@ -1,8 +1,8 @@
 """Find repeated stretches of nodes in Dynamo's graph: the bodies of loops over lanes.
 
 A for-loop over parameters reaches a backend unrolled. `segments` finds its iterations
-by the targets and source lines of nodes; `describe` makes a key of what one stretch
-does, whatever its incoming tensors, so that equal forms record equal nodes.
+by the targets and source lines of nodes. `describe` makes a key of one stretch that is
+independent of its incoming tensors, so that equal forms record equal nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-#: Kinds of constants that are told apart by their type and value.
+#: Kinds of constants that differ in type or value.
 PLAIN = (
     *(int, str, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -30,8 +30,9 @@ class Unlike(Exception):
 
 
 class Form(NamedTuple):
-    """`key` is equal for stretches that do the same to their incoming values.
+    """Form of a stretch of nodes.
 
+    `key`: equal for stretches that apply the same calls to their incoming values.
     `outside`: the nodes of the incoming values, in order of their first use. `leaving`:
     the indices of nodes whose values are used outside of the stretch.
     """
@@ -42,7 +43,7 @@ class Form(NamedTuple):
 
 
 def tokens(nodes: Sequence[Node]) -> list[int]:
-    """A number for each node, equal for calls of one target at one place."""
+    """Return a number for each node, equal for calls of one target on one line."""
     numbers: dict[Any, int] = {}
     return [
         numbers.setdefault((n.op, n.target, n.meta.get("stack_trace")), len(numbers))
@@ -51,7 +52,7 @@ def tokens(nodes: Sequence[Node]) -> list[int]:
 
 
 def segments(nodes: Sequence[Node], tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of nodes, in order, whose tokens are repeated by other ranges.
+    """Return ranges of nodes, in order, whose tokens are repeated by other ranges.
 
     A range begins at a token and ends at its next occurrence. Nodes between the ranges
     are not repeated.
@@ -76,7 +77,7 @@ def segments(nodes: Sequence[Node], tokens: Sequence[int]) -> list[tuple[int, in
 def _ranges(
     nodes: Sequence[Node], tokens: Sequence[int], places: Sequence[int]
 ) -> dict[int, int]:
-    """The end, by the begin, of each range between two places that is repeated."""
+    """Return the end, by the begin, of each repeated range between two places."""
     if len(places) < LEAST or nodes[places[0]].target is operator.getitem:
         return {}
     texts = [tuple(tokens[a:b]) for a, b in pairwise(places)]
@@ -86,7 +87,7 @@ def _ranges(
         for a, text in zip(places, texts, strict=False)
         if often[text] >= LEAST - 1
     }
-    last = places[-1]  # the last one is not followed by another
+    last = places[-1]  # the last range is not followed by another one
     for text, count in often.most_common():
         if count >= LEAST - 1 and tuple(tokens[last : last + len(text)]) == text:
             ends[last] = last + len(text)
@@ -95,7 +96,7 @@ def _ranges(
 
 
 def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
-    """The form of a stretch. Raises Unlike where it has none."""
+    """Return the form of a stretch. Raises Unlike if it has none."""
     place = {n: k for k, n in enumerate(nodes)}
     outside: dict[Node, int] = {}
     write = _Writer(place, outside).write
@@ -120,8 +121,10 @@ def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
 
 
 class _Writer:
-    """Appends arguments to a key: a node as its index in the stretch or among the
-    incoming nodes, a constant as its type and value.
+    """Appends arguments to a key.
+
+    A node becomes its index in the stretch or among the incoming nodes; a constant
+    becomes its type and value.
     """
 
     def __init__(self, place: Mapping[Node, int], outside: dict[Node, int]) -> None:
@@ -146,7 +149,8 @@ class _Writer:
             key.append(slice)
             self.write(key, (x.start, x.stop, x.step))
         elif isinstance(x, float):
-            key.append((float, repr(x)))  # 0.0 and -0.0 are equal, a NaN is not itself
+            # repr distinguishes 0.0 and -0.0, and makes NaN equal to itself
+            key.append((float, repr(x)))
         elif isinstance(x, PLAIN):
             key.append((type(x), x))
         else:

@@ -1,9 +1,8 @@
-"""Tensors that stand for others -> those, and back.
+"""Unwrap wrapper subclasses into their inner tensors, and wrap such tensors again.
 
-A class that torch.compile can look into says what a tensor of it holds
-(`__tensor_flatten__`) and makes one anew of others (`__tensor_unflatten__`); what it
-does to them is the same as long as what it says besides them is. Tensors within may be
-wrappers themselves.
+A traceable wrapper class returns its inner tensors (`__tensor_flatten__`) and makes a
+wrapper of others (`__tensor_unflatten__`). Its behaviour depends only on the rest that
+`__tensor_flatten__` returns. Inner tensors may be wrappers themselves.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from ...errors import EagerOnly
 
 @dataclass(frozen=True)
 class Layout:
-    """What a wrapper is, but for the contents of the tensors within.
+    """Structure of a wrapper, without the contents of its inner tensors.
 
-    `names`: of what it holds. `inner`: by name, None for a tensor that is no wrapper.
-    `context`: what the class says besides, and what it holds that is no tensor.
+    `names`: of its parts. `inner`: the layout of each inner tensor by name; None for a
+    plain tensor. `context`: the context of `__tensor_flatten__`, and the parts that are
+    no tensors.
     """
 
     kind: type
@@ -34,7 +34,9 @@ class Layout:
     stride: tuple[int, ...]
 
     def take(self, t: Any, leaves: list[torch.Tensor]) -> bool:
-        """Add the tensors within to a list; False if the wrapper is another one."""
+        """Add the inner tensors to a list; return False if the wrapper has another
+        layout.
+        """
         kind: type = type(t)
         if kind is not self.kind or tuple(t.shape) != self.shape:
             return False
@@ -47,7 +49,7 @@ class Layout:
         return all(take(held[x], inner, leaves) for x, inner in self.inner.items())
 
     def make(self, leaves: Callable[[], torch.Tensor]) -> Any:
-        """A wrapper of the next tensors."""
+        """Make a wrapper of the next tensors."""
         said, rest = self.context
         made = {
             name: leaves() if inner is None else inner.make(leaves)
@@ -61,13 +63,15 @@ class Layout:
 
 
 def _held(t: Any) -> tuple[list[str], Any, dict[str, Any]]:
-    """The names of what a wrapper holds, what else it says, and what it holds."""
+    """Return the names of a wrapper's parts, its context, and its parts."""
     names, said = t.__tensor_flatten__()
     return names, said, {name: getattr(t, name) for name in names}
 
 
 def take(t: Any, layout: Layout | None, leaves: list[torch.Tensor]) -> bool:
-    """The same of any tensor, of which `layout` is known."""
+    """Add the plain tensors of any tensor to a list; return False if it is not of
+    `layout`.
+    """
     t = arrived(t)
     if layout is not None:
         return layout.take(t, leaves)
@@ -78,8 +82,9 @@ def take(t: Any, layout: Layout | None, leaves: list[torch.Tensor]) -> bool:
 
 
 def layout_of(t: Any) -> Layout | None:
-    """What a tensor is; None for one that is no wrapper. Raises EagerOnly for one that
-    does not say what it holds.
+    """Return the layout of a wrapper; None for a plain tensor.
+
+    Raises EagerOnly for a wrapper whose context cannot be compared.
     """
     t = arrived(t)
     kind = type(t)

@@ -1,1 +1,1 @@
-"""The numbers of a step: those of the host, and those that it reads from tensors."""
+"""Numbers of a step: those of the host, and those that it reads from tensors."""

@@ -2,8 +2,8 @@
 
 `t.item()` of a tensor that the step computed would wait for the device. Python's
 arithmetic is that of float64, so such a number lives on as a 0-d float64 tensor, a
-`Computed`: `operation` names what a function of numbers does, and `body` writes it down
-in the bits of Python.
+`Computed`. `operation` returns the opcode of a function of numbers, and `body` its
+arithmetic with Python's bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from ...ir.expressions import Sym
 from ...ir.graph import Body, Instr
 
-#: Functions of numbers, by name, and the opcode that does it. Whole numbers are those
-#: of a float64 too, which are exact as far as a step counts.
+#: Functions of numbers, by name, with their opcode. Whole numbers are float64 too,
+#: which is exact for any step count.
 OPERATIONS = {
     "add": "add",
     "iadd": "add",
@@ -46,20 +46,21 @@ OPERATIONS = {
     "ne": "ne",
     "ite": "choose",
 }
-#: Whose result is a float whatever the operands are.
+#: Opcodes whose result is a float for any operands.
 FLOAT = frozenset({"div", "sqrt", "float"})
-#: Whose result is one of the operands.
+#: Opcodes whose result is one of the operands.
 CHOICES = frozenset({"max", "min", "choose"})
-#: Whose result is true or false, here 1 or 0.
+#: Opcodes whose result is true or false, here 1 or 0.
 TRUTH = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-#: Whose result may be a zero with a sign, which a whole number has not in Python.
+#: Opcodes whose result may be -0.0, which Python's integers lack.
 SIGNED = frozenset({"neg", "mul", "trunc"})
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """A number; `tensor` is 0-d, float64, on meta. `kind` is its Python type: float,
-    int or bool.
+    """A number in a tensor: 0-d, float64, on meta.
+
+    `kind`: its Python type, which is float, int or bool.
     """
 
     tensor: torch.Tensor
@@ -71,14 +72,14 @@ class Computed:
 
 
 class NumberRef(NamedTuple):
-    """Stands for a Computed in a recorded call: read from its buffer, by a wait."""
+    """Represents a Computed in a recorded call: read from its buffer, with a wait."""
 
     buffer: int
     kind: type
 
 
 def kind_of(op: str, operands: Sequence[Computed | Sym | float]) -> type:
-    """The Python type of what an operation makes of numbers."""
+    """Return the Python type of the result of an operation on numbers."""
     if op in TRUTH:
         return bool
     if op in FLOAT:
@@ -93,7 +94,7 @@ def kind_of(op: str, operands: Sequence[Computed | Sym | float]) -> type:
 
 
 def operation(function: Callable[..., object]) -> str | None:
-    """What a function of numbers does; None for one that is not known.
+    """Return the opcode of a function of numbers; None if it has none.
 
     Dynamo writes `max`, `math.sqrt` and their kind as torch.sym_max, torch._sym_sqrt;
     torch.sym_ite(condition, x, y) is x or y.
@@ -103,8 +104,10 @@ def operation(function: Callable[..., object]) -> str | None:
 
 
 def body(op: str, stored: tuple[bool, ...], whole: bool = False) -> Body:
-    """The arithmetic of one operation; `stored`: which operands are Computed; `whole`:
-    is its result an int of Python, in which no zero has a sign?
+    """Return the arithmetic of one operation.
+
+    `stored`: True for each operand that is a Computed. `whole`: True if the result is a
+    Python int, in which no zero has a sign.
     """
     instrs: list[Instr] = []
     reads = 0
@@ -114,7 +117,7 @@ def body(op: str, stored: tuple[bool, ...], whole: bool = False) -> Body:
         reads += in_memory
     operands = tuple(range(len(stored)))
     if op in ("max", "min"):
-        # Python keeps the first unless the second is beyond it
+        # Python returns the first operand unless the second is strictly beyond it
         order = operands if op == "max" else operands[::-1]
         instrs.append(Instr("lt", order, "b8"))
         instrs.append(Instr("where", (2, 1, 0), "f64"))

@@ -1,7 +1,7 @@
 """Symbolic scalars of the host: a lr, an `.item()`, and Python arithmetic on them.
 
-A `Sym` stands for a Python number that is known only when the step is called. It is
-made by capture from placeholders and `.item()` nodes; `Scalars` records arithmetic on
+A `Sym` represents a Python number whose value exists only when the step is called.
+Capture makes it from placeholders and `.item()` nodes. `Scalars` records arithmetic on
 it as the expressions of `ir.expressions`.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["Apply", "Arg", "Item", "Scalars", "Sym", "same_numbers"]
 
 
 def _exactly(x: Any) -> Any:
-    """A key that tells numbers apart that Python takes for equal."""
+    """Return a key that distinguishes numbers that Python considers equal."""
     if isinstance(x, (list, tuple)):
         return (type(x), *map(_exactly, x))
     if isinstance(x, dict):
@@ -25,7 +25,9 @@ def _exactly(x: Any) -> Any:
 
 
 def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Are they equal, and zeros of one sign? (0.0 and -0.0 give other products.)"""
+    """Are the numbers equal, with zeros of one sign? (0.0 and -0.0 give other
+    products.)
+    """
     if some != others:
         return False
     return 0 not in some or all(
@@ -34,21 +36,21 @@ def same_numbers(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _numbers(x: Any) -> list[Any]:
-    """The numbers of arguments, in lists or not."""
+    """Return the numbers of arguments, in lists or not."""
     if isinstance(x, (list, tuple)):
         return [z for y in x for z in _numbers(y)]
     return [x]
 
 
 class Scalars:
-    """The numbers of a step, in order: `exprs[i]` is the expression of Sym i."""
+    """Numbers of a step, in order: `exprs[i]` is the expression of Sym i."""
 
     def __init__(self) -> None:
         self.exprs: list[Expr] = []
         self._known: dict[Any, Sym] = {}
 
     def make(self, expr: Expr, is_float: bool, key: Any = None) -> Sym:
-        """The Sym of an expression; expressions with equal `key` have one Sym."""
+        """Return the Sym of an expression; expressions with one `key` have one Sym."""
         key = expr if key is None else key
         sym = self._known.get(key)
         if sym is None:

@@ -1,8 +1,8 @@
-"""Stand-ins: Python numbers in recorded calls for numbers that are not known yet.
+"""Stand-ins: unique Python numbers in recorded calls for numbers without a value yet.
 
-ATen's dispatcher takes floats and integers. A number of the host or one that the step
-computes enters a recorded call as a unique Python number, by which the recorder finds
-its origin again.
+ATen's dispatcher takes floats and integers. A number of the host, or one that the step
+computes, enters a recorded call as a unique Python number. The recorder finds its
+origin by that value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .host import Sym
 
 
 class StandIns:
-    """The stand-ins of one capture, and what each of them stands for.
+    """Stand-ins of one capture, and the number that each represents.
 
     They are far from 0 and 1, whose values torch may treat specially.
     """
@@ -31,15 +31,15 @@ class StandIns:
         self._integers: Iterator[int] = itertools.count(740_000_007, 13)
 
     def avoid(self, literals: Iterable[float]) -> None:
-        """Let no stand-in be one of these numbers, or one of them negated: a literal of
-        the step would be taken for the number that the stand-in stands for.
+        """Exclude these numbers and their negatives from the stand-ins.
 
-        To be called before the first stand-in is asked for.
+        The recorder would otherwise mistake a literal of the step for a stand-in. Call
+        this before the first stand-in is made.
         """
         self._literals = frozenset(map(abs, literals))
 
     def of(self, number: Sym | Computed) -> float | int:
-        """The number that stands for `number`, of the same Python type."""
+        """Return the stand-in of `number`, of the same Python type."""
         value = self._by_number.get(number)
         if value is None:
             candidates = self._floats if number.is_float else self._integers
@@ -49,7 +49,10 @@ class StandIns:
         return value
 
     def find(self, value: Any) -> tuple[Sym | Computed, bool] | None:
-        """What a value stands for, and is it negated? None for any other value."""
+        """Return the number that a stand-in represents, and whether it is negated.
+
+        Returns None for any other value.
+        """
         if not self._by_value or isinstance(value, bool):
             return None
         if not isinstance(value, (int, float)):

@@ -1,1 +1,1 @@
-"""Kernel -> C++ for the CPU."""
+"""Generate C++ for the CPU from a Kernel."""

@@ -1,10 +1,10 @@
 """Split element code where it calls a library function over a block of elements.
 
-A function that only a library can give (eager's square root) works on arrays. Element
-code then runs in phases over blocks that stay in cache: loop, call, loop. Each
-instruction goes to the last phase that can hold it, so that few values cross a call;
-what does cross is loaded again if its memory is unchanged, or was given that very
-value, else kept in a small array. The elements of a block are neighbours, so that a
+Some functions exist only in a library that works on arrays (eager's square root).
+Element code then runs in phases over blocks that stay in cache: loop, call, loop. Each
+instruction goes to the last phase that can hold it, so that few values cross a call. A
+crossing value is loaded again if its memory is unchanged or was given that very value.
+Otherwise a small array keeps it. The elements of a block are neighbours, so that a
 library reads such memory itself.
 """
 
@@ -17,13 +17,13 @@ from ...ir.graph import Variant
 
 @dataclass(frozen=True)
 class Phases:
-    """What each phase runs, in instruction numbers.
+    """Instructions of each phase, by number.
 
     `code[k]`: computed in phase k. `reads[k]`: made in an earlier phase and used in k;
     those in `reloaded[k]` are loaded again from its slot, others come from an array.
-    `calls[k]`: library calls made before phase k; `direct`: slots that they read
-    themselves, by (call, argument). `stores[k]`: (instruction, slot); slots past the
-    last are the arrays of what the variant's reductions fold, in their order.
+    `calls[k]`: library calls made before phase k. `direct`: slots that they read
+    themselves, by (call, argument). `stores[k]`: (instruction, slot). Slots past the
+    last are the arrays of the operands of the variant's reductions, in their order.
     """
 
     count: int
@@ -36,12 +36,12 @@ class Phases:
     spilled: frozenset[int]
 
 
-#: What is in memory as it is in registers.
+#: Dtypes with the same form in memory and in registers.
 _EXACT = frozenset({"f32", "f64"})
 
 
 def phases(variant: Variant, library: frozenset[str]) -> Phases:
-    """The phases of a variant's element code; one if nothing calls the library."""
+    """Return the phases of a variant's element code; one without library calls."""
     instrs, elements = variant.instrs, set(variant.code)
     level: dict[int, int] = {}
     for i in variant.code:
@@ -51,7 +51,8 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     folded = [instrs[i].args[0] for i in variant.folds]
     stores += [(x, len(variant.slots) + k) for k, x in enumerate(folded)]
     count = max(level.values(), default=0) + 1
-    # a library call happens between level - 1, which must make its argument, and level
+    # a library call happens between level - 1, which must compute its argument, and
+    # level
     wanted: dict[int, int] = {}
     for x, _ in stores:
         if x in elements:
@@ -59,7 +60,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     for i in reversed(variant.code):
         is_call = instrs[i].op in library
         if instrs[i].op == "tail":
-            # it is no code, and may be asked by what runs on results alone
+            # a tail is no code, and output code may use it
             wanted.setdefault(i, 0)
         at = level[i] if is_call else wanted[i]
         for a in instrs[i].args:
@@ -79,7 +80,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     reads: list[dict[int, None]] = [{} for _ in range(count)]
     reloaded: list[dict[int, int]] = [{} for _ in range(count)]
     direct: dict[tuple[int, int], int] = {}
-    # slots that are given a value as it is
+    # slots that store a value unchanged
     slot_of = {
         x: s
         for x, s in stores
@@ -89,7 +90,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     }
 
     def memory(x: int, k: int) -> int | None:
-        """The slot whose memory has the value of instruction x before loop k."""
+        """Return the slot whose memory has the value of instruction x before loop k."""
         if instrs[x].op == "load":
             slot = int(instrs[x].attr or 0)
             if store_phase.get(slot, count) >= k:
@@ -101,7 +102,7 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     spilled: set[int] = set()
 
     def use(x: int, k: int) -> None:
-        """Instruction x is needed in the loop of phase k."""
+        """Record that the loop of phase k needs instruction x."""
         if x not in elements or instrs[x].op == "tail":
             return
         is_call = instrs[x].op in library

@@ -1,7 +1,7 @@
-"""The C++ that folds a lane to one number ("full" variants).
+"""C++ that folds a lane to one number ("full" variants).
 
-A thread takes a part of a lane as eager's threads would, and when all are done a last
-loop combines the parts and runs output code.
+A thread takes a part of a lane as eager's threads would. When all are done, a last loop
+combines the parts and runs output code.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from .walk import rooms
 
 
 def fold_lanes(p: Folded) -> list[str]:
-    """The folds of a lane; element code and feeding over a range of it; and the
-    range that a thread has.
-    """
+    """Return the folds of a lane, their feeding over a range, and a thread's range."""
     v, n = p.v, p.n
     instrs = [v.instrs[i] for i in p.folds]
     declared = [
@@ -52,8 +50,10 @@ def fold_lanes(p: Folded) -> list[str]:
 
 
 def _feed(p: Folded, whole: list[bool]) -> list[str]:
-    """Hand to the folds of a lane what was made of elements [begin, end), in the
-    parts of eager's threads and the runs of neighbours that eager would reduce.
+    """Return code that feeds the folds of a lane with elements [begin, end).
+
+    The pieces are the parts of eager's threads, and the runs of neighbours that eager
+    would reduce.
     """
     n, count = p.n, len(p.folds)
     opens, nexts, ends = [], [], []
@@ -99,8 +99,10 @@ def _feed(p: Folded, whole: list[bool]) -> list[str]:
 
 
 def _range(p: Folded) -> list[str]:
-    """Element code over [begin, end) of a lane, and what it makes to the folds: a
-    few elements at a time, or all, MANY at most, once it is this ticket's turn.
+    """Return element code over [begin, end) of a lane, which feeds the folds.
+
+    It works on a few elements at a time. Once it is this ticket's turn, it takes all,
+    up to MANY.
     """
     n, slots = p.n, len(p.slots)
     flat = "".join(f", p{x.slot} + from" for x in p.slots)
@@ -140,7 +142,7 @@ def _range(p: Folded) -> list[str]:
 
 
 def _block(p: Folded) -> list[str]:
-    """A lane of neighbours that are no more than a block: one part, one run."""
+    """Return code for a lane of neighbours in up to one block: one part, one run."""
     n, count = p.n, len(p.folds)
     given = "".join(f", p{x.slot}" for x in p.slots)
     given += "".join(p.each(", y{k}"))
@@ -158,7 +160,9 @@ def _block(p: Folded) -> list[str]:
 
 
 def _kept_part(p: Folded, k: int) -> str:
-    """A part of a sum waits in memory of the operand's dtype, as in eager."""
+    """Return a part of a sum, in the operand's dtype while it waits in memory, as in
+    eager.
+    """
     instr = p.v.instrs[p.folds[k]]
     several = "all > part"
     if instr.op == "sum" and instr.attr == 1:
@@ -169,7 +173,7 @@ def _kept_part(p: Folded, k: int) -> str:
 
 
 def _finish(p: Folded, declared: list[str], whole: list[bool]) -> list[str]:
-    """Combine the parts of a lane, in their order, and run output code."""
+    """Return code that combines the parts of a lane in order, and runs output code."""
     n, count = p.n, len(p.folds)
     lines = [
         f"static void finish{n}(const Table& t, int64_t lane) {{",
@@ -183,8 +187,8 @@ def _finish(p: Folded, declared: list[str], whole: list[bool]) -> list[str]:
         arguments += f", &x{k}"
         if one:
             continue
-        # eager adds the parts of a sum as it adds elements, with 0 for each idle
-        # thread, and others one after the other
+        # eager adds the parts of a sum like elements, with 0 for each idle thread, and
+        # folds others one after the other
         is_sum = p.v.instrs[p.folds[k]].op == "sum"
         again = f"InOrderRun<{kind}> f{k};"
         if is_sum or p.v.instrs[p.folds[k]].op in ("largest", "least"):

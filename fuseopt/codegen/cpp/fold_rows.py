@@ -1,13 +1,18 @@
-"""The C++ that folds rows or columns of a lane ("dims" variants).
+"""C++ that folds rows or columns of a lane ("dims" variants).
 
-Several are in a block where they are short; output code runs over blocks of results.
+A block has several of them if they are short. Output code runs over blocks of results.
 
-The geometry of such a lane: is it of columns; may runs be loaded as vectors; columns
-of a group; a slot whose tensor is laid out as what eager reduces, without gaps, or -1;
-how many runs are neighbours in what eager reduces;
-number of batch dims, of reduced dims; their sizes, the number of columns; then the
-strides of every element slot (batch, reduced, column) and of every output slot (batch,
-column).
+The geometry of such a lane is a list of numbers:
+
+- 1 for columns, else 0;
+- 1 if runs may be loaded as vectors;
+- columns of a group;
+- a slot whose tensor has the dense layout of eager's operand, or -1;
+- the number of neighbouring runs in eager's operand;
+- the number of batch dims, and of reduced dims;
+- their sizes, and the number of columns;
+- the strides of every element slot (batch, reduced, column);
+- the strides of every output slot (batch, column).
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from .walk import gathers, scatters
 
 
 def fold_rows(p: Folded) -> list[str]:
-    """Return the function that folds what one item of the work is, and gives it on."""
+    """Return the function that folds one item of the work, and runs output code."""
     v, n = p.v, p.n
     slots, results = len(p.slots), len(p.results)
     instrs = [v.instrs[i] for i in p.folds]
@@ -30,7 +35,7 @@ def fold_rows(p: Folded) -> list[str]:
         f"{columns_type(x.op, kind)} c{k}[BLOCK / COLUMNS];"
         for k, (x, kind) in enumerate(zip(instrs, p.kinds, strict=True))
     ]
-    # only what asks for tails has to know where it is in eager's loop
+    # only code with tails needs its position in eager's loop
     whole, place, strip = "-1", "-1", "-1"
     if p.w.tails.asked:
         whole = "g.leader"
@@ -143,7 +148,7 @@ def fold_rows(p: Folded) -> list[str]:
 
 
 def _give(p: Folded) -> list[str]:
-    """Output code over `count` results from number e on, which are in arrays r."""
+    """Return output code over `count` results from number e on, in arrays r."""
     n = p.n
     lines = [
         "const auto give = [&](int64_t e, int64_t count) {",
@@ -153,7 +158,7 @@ def _give(p: Folded) -> list[str]:
     ]
     tail = "0"
     if p.w.tails.asked:
-        # a block ends where another tail begins
+        # a block ends where the set of tails changes
         tail = "tail"
         lines += [
             "    int64_t stop;",

@@ -1,4 +1,4 @@
-"""What all parts of a variant with reductions are written from."""
+"""Common data for writing the parts of a variant with reductions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Folded:
     """A variant with reductions: its tensors, its folds, the writer of its elements.
 
-    `n` is its number, `v` the variant, `w` what writes its element code; `slots` are
-    the tensors that are walked by elements, `results` those by results, and `kinds`
-    the C++ types of what the folds take.
+    `n` is its number, `v` the variant, and `w` the writer of its element code. `slots`
+    are the tensors that are walked by elements, `results` those by results. `kinds` are
+    the C++ types of the folds' operands.
     """
 
     def __init__(self, number: int, variant: Variant, writer: Function) -> None:
@@ -30,21 +30,23 @@ class Folded:
         self.kinds = [REGISTER[variant.instrs[i].dtype] for i in self.folds]
 
     def kind(self, i: int) -> str:
-        """The C++ type of an instruction's result."""
+        """Return the C++ type of an instruction's result."""
         return REGISTER[self.v.instrs[i].dtype]
 
     def each(self, text: str) -> list[str]:
-        """A line per fold: {k} its number, {kind} its type."""
+        """Return a line per fold: {k} its number, {kind} its type."""
         return [text.format(k=k, kind=kind) for k, kind in enumerate(self.kinds)]
 
     def pointers(self) -> list[str]:
-        """To all tensors, and memory for a block of each."""
+        """Return pointers to all tensors, and memory for a block of each."""
         slots = [*self.slots, *self.results]
         return [*(self.w.pointer(x.slot) for x in slots), *rooms(slots)]
 
     def block(self, walk: str, e: str, n: str, done: str) -> list[str]:
-        """Element code over n elements where `walk` stands; e: the first one's place in
-        eager's loop. What is folded goes to the arrays, from `done` on.
+        """Return element code over n elements at the position of `walk`.
+
+        e: the place of the first element in eager's loop. Folded values go to the
+        arrays, from `done` on.
         """
         near = "".join(f", q{x.slot}" for x in self.slots)
         arrays = "".join(self.each(f", y{{k}}{done}"))

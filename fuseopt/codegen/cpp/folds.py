@@ -1,17 +1,18 @@
-"""The structs of include/folds.h that fold what a reduction reads.
+"""Structs of include/folds.h that fold the operands of a reduction.
 
-A fold is fed the numbers of one result in their order in memory, a piece at a time, and
-gives it at the end. The sums of float numbers follow the published algorithms of ATen
-(cascade summation in four levels; a 2-norm in one vector register), which decide the
-bits: how many numbers a register holds, what is left over, where threads part the work.
+A fold gets the numbers of one result in memory order, a piece at a time, and returns
+the result at the end. The sums of floats follow the published algorithms of ATen
+(cascade summation in four levels; a 2-norm in one vector register). The algorithm
+decides the bits: the numbers in a register, the leftover elements, and the split into
+threads.
 
-There are two families. `*Run` takes a run of neighbouring elements that belong to one
-result; `*Columns` takes rows of COLUMNS elements, each of which belongs to another one.
+There are two families. `*Run` takes a run of neighbouring elements of one result.
+`*Columns` takes rows of COLUMNS elements, each of a different result.
 """
 
 from __future__ import annotations
 
-#: Fold opcode -> (name of its structs, does it know what was loaded?).
+#: Fold opcode -> (name of its structs, True if they depend on the loaded dtype).
 STRUCTS = {
     "sum": ("Sum", True),
     "sumsq": ("Squares", True),
@@ -23,7 +24,7 @@ LOADED = ("NATIVE", "FROM_BF16", "FROM_F16")
 
 
 def run_type(op: str, kind: str, loaded: int) -> str:
-    """The struct that folds a run of neighbouring elements."""
+    """Return the struct that folds a run of neighbouring elements."""
     name, knows = STRUCTS[op]
     if name == "Extreme":
         return f"ExtremeRun<{kind}, {'true' if op == 'largest' else 'false'}>"
@@ -31,7 +32,7 @@ def run_type(op: str, kind: str, loaded: int) -> str:
 
 
 def columns_type(op: str, kind: str) -> str:
-    """The struct that folds rows, an element of each to another result."""
+    """Return the struct that folds rows, each element into a different result."""
     name, _ = STRUCTS[op]
     if name == "Extreme":
         return f"ExtremeColumns<{kind}, {'true' if op == 'largest' else 'false'}>"

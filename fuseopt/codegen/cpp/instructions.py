@@ -1,4 +1,4 @@
-"""The C++ of a variant's instructions: what its functions and loops are made of."""
+"""C++ of a variant's instructions, of which its functions and loops consist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rounding import known
 
 
 class Instructions:
-    """Writes the instructions of one variant, and how they read and store numbers."""
+    """Writes the instructions of one variant, and their loads and stores."""
 
     def __init__(self, number: int | str, variant: Variant) -> None:
         self.number = number
@@ -57,8 +57,9 @@ class Instructions:
 
     @property
     def counted(self) -> int | None:
-        """The slot whose elements are counted, if any are. All that are counted lie
-        alike, so that one of them serves for all.
+        """Return the slot whose elements are counted, or None.
+
+        All counted slots have one layout, so that one of them serves for all.
         """
         instrs = self.v.instrs
         loads = [instrs[x.args[0]] for x in instrs if x.op == "index"]
@@ -72,7 +73,7 @@ class Instructions:
         return self.taken(i, f"scalars[{self.v.instrs[i].attr}]")
 
     def taken(self, i: int, place: str) -> str:
-        """Lane code's number, from a double in memory."""
+        """Return a number of lane code, read from a double in memory."""
         kind = REGISTER[self.v.instrs[i].dtype]
         text = f"({kind}){place}"
         if self.has_halves and kind in ("float", "double"):
@@ -104,7 +105,9 @@ class Instructions:
         return f"{place} = {optable.cpp_store(self.rounded(i, dtype), dtype)};"
 
     def rounded(self, i: int, dtype: str, vector: bool = False) -> str:
-        """Instruction i as a number that `dtype` has; `vector`: where many are made."""
+        """Return instruction i as a number of type `dtype`; `vector`: many are
+        computed.
+        """
         x = self.name(i)
         if dtype not in optable.NARROW or dtype in self.known.fits[i]:
             return x
@@ -114,7 +117,7 @@ class Instructions:
         return f"{'calm' if calm else 'round'}_bf16({x})"
 
     def call_once(self, i: int) -> list[str]:
-        """A function of a vector library, of one number."""
+        """Return the call of a vector library's function on one number."""
         instr = self.v.instrs[i]
         kind = REGISTER[instr.dtype]
         names = [f"a{i}", f"b{i}"][: len(instr.args)]

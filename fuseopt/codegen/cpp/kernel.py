@@ -1,11 +1,10 @@
-"""Kernel -> C++: OpenMP over chunks, SIMD inside, one call per step.
+"""Generate C++ from a Kernel: OpenMP over chunks, SIMD inside, one call per step.
 
-The text includes nothing but <math.h> and <stdint.h> (what kernels have in common is
-copied into it: headers.py), so that it compiles in a fraction of a second. It runs in
-two phases: lane code once per lane, then element code over equal chunks of all lanes
-laid end to end; what was folded is finished after them. Before that come the variants
-whose results all others may need, in one thread, after it those that need what all of
-them made.
+The text includes only <math.h> and <stdint.h>, and copies of common code (headers.py).
+So it compiles in a fraction of a second. It runs in two phases: lane code once per
+lane, then element code over equal chunks of all lanes laid end to end. Folds are
+finished after these. Before that come, in one thread, the variants whose results all
+others may need. After it come those that need the results of all others.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from .reduce import in_one_thread, least_to_share, reduce
 from .tables import table
 from .variant import Function, has_elements, has_lane_phase, remembers
 
-#: Else GCC takes a float that becomes an integer and a float again for `trunc`, which
-#: keeps the sign of zero, and numbers that no integer holds.
+#: Without this flag, GCC replaces a conversion from float to integer and back by
+#: `trunc`. That keeps the sign of zero, and numbers that no integer holds.
 KEEP_CONVERSIONS = '#pragma GCC optimize("trapping-math")\n'
 #: Else GCC reads the words of a table one by one where it takes the processor to be one
 #: of no kind that it knows, two or three times slower than with its gathers.
@@ -35,7 +34,7 @@ GATHER = """\
 
 
 def _converts_back(v: Variant) -> bool:
-    """May a variant make integers of floats, and floats of them?"""
+    """May a variant convert floats to integers, and integers to floats?"""
     casts = {
         (v.instrs[i.args[0]].dtype in FLOATS, i.dtype in FLOATS)
         for i in v.instrs
@@ -56,13 +55,15 @@ def tables_of(kernel: Kernel) -> list[int]:
 
 
 def _main(kernel: Kernel) -> list[str]:
-    """The entry: what runs first, all variants, then those that need what they made."""
+    """Return the entry: first variants, all variants, then those that need their
+    results.
+    """
     n, last = len(kernel.every), len(kernel.variants) + len(kernel.finish)
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
         f"  threads = useful(tables, 0, {n}, threads);",
         *(
-            # OpenMP is asked for each, which one thread need not do
+            # each of these calls OpenMP, which one thread need not do
             ("  const int64_t grain = threads > 1 ? 1 : 1 << 30;",)
             if any(variant.reduction for variant in kernel.every)
             else ()
@@ -74,7 +75,7 @@ def _main(kernel: Kernel) -> list[str]:
         ),
     ]
     if kernel.first:
-        # so little that threads would wait longer for one another than it takes
+        # so little work that threads would wait longer for one another than it takes
         alone = "  #pragma omp parallel num_threads(1)"
         lines += [alone, "  {", *_run(kernel, range(last, n)), "  }"]
     lines += [
@@ -95,9 +96,9 @@ def _main(kernel: Kernel) -> list[str]:
 
 
 def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
-    """Variants that may run at once: lane phase, then all chunks, then what was folded.
+    """Return code for variants that may run at once: lane phase, chunks, folds.
 
-    `numbers`: their places among all variants.
+    `numbers`: their indices among all variants.
     """
     variants = kernel.every
     plain = [v for v in numbers if not variants[v].reduction]
@@ -133,7 +134,7 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
             f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
         ]
     if plain:
-        # a block: what is finished later has chunks of its own
+        # a block: variants that are finished later have separate chunks
         lines += ["    {", f"    int64_t chunks[{len(plain) + 1}] = {{0}};"]
         lines += [
             f"    chunks[{k + 1}] = chunks[{k}] + chunks_of(tables[{v}]);"
@@ -169,7 +170,7 @@ class CppTarget(Target):
 
     @staticmethod
     def _headers(kernel: Kernel) -> list[str]:
-        """The headers that stand before a kernel's own code."""
+        """Return the headers that precede a kernel's own code."""
         ops = {i.op for v in kernel.every for i in v.instrs}
         needed = ["prelude"]
         if ops & VECTOR.keys():

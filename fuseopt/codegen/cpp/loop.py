@@ -1,8 +1,8 @@
-"""The C++ loop over the elements of one phase, see phases.
+"""C++ loop over the elements of one phase, see phases.
 
-Where most of what a loop reads and writes are 16-bit floats, it takes two neighbours at
-a time, as one word of 32 bits. The code of an element is then a function of its
-numbers, written once.
+If most reads and writes of a loop are 16-bit floats, it takes two neighbours at a time,
+as one word of 32 bits. The code of an element is then a function of its numbers,
+written once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .instructions import Instructions
 
 
 def place(slot: int) -> str:
-    """Where element i + j of a slot lies."""
+    """Return the address of element i + j of a slot."""
     return f"p{slot}[i + j]"
 
 
 class _Loop:
-    """What one phase reads and writes, by slot, and the lines between."""
+    """Reads and writes of one phase, by slot, and the lines between."""
 
     def __init__(self, w: Instructions, k: int) -> None:
         self.w, self.k = w, k
@@ -39,7 +39,7 @@ class _Loop:
         return slots[slot].dtype if slot < len(slots) else ""
 
     def is_pairs(self) -> bool:
-        """Are two neighbours taken at a time?"""
+        """Does the loop take two neighbours at a time?"""
         slots = [*self.loads.values(), *(s for _, s in self.stores)]
         dtypes = [self.dtype(s) for s in slots]
         narrow = sum(d in NARROW for d in dtypes)
@@ -47,7 +47,9 @@ class _Loop:
         return narrow > others or "f16" in dtypes
 
     def body(self, paired: bool) -> list[str]:
-        """The code of element j; of a pair's, 16-bit floats are not read or written."""
+        """Return the code of element j; in a pair, without reads and writes of 16-bit
+        floats.
+        """
         w, instrs = self.w, self.w.v.instrs
         lines = []
         for x in sorted([*self.arrays, *self.loads, *self.code]):
@@ -116,6 +118,6 @@ class _Loop:
 
 
 def loop(w: Instructions, k: int) -> list[str]:
-    """The loop of phase k over a block of n neighbours from i."""
+    """Return the loop of phase k over a block of n neighbours from i."""
     written = _Loop(w, k)
     return written.pairs() if written.is_pairs() else written.single()

@@ -1,4 +1,4 @@
-"""The C++ of output code: what becomes of results that are neighbours."""
+"""C++ of output code, which runs over neighbouring results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .folded import Folded
 
 
 def output(p: Folded) -> list[str]:
-    """Output code: what becomes of results that are neighbours."""
+    """Return output code, which runs over neighbouring results."""
     v, w, n = p.v, p.w, p.n
     asks = bool(w.tails.asked)
     parameters = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in p.results)
@@ -25,14 +25,15 @@ def output(p: Folded) -> list[str]:
 
 
 def _output_loops(p: Folded) -> list[str]:
-    """One loop over the results; where there are many, calls of the library stand
-    between loops, and what crosses them waits in arrays.
+    """Return one loop over the results, or several with library calls between.
+
+    With many results, arrays keep the values that cross a call.
     """
     v, w = p.v, p.w
     many = v.reduction == "dims"
     loops: list[list[str]] = [[]]
     calls: list[list[str]] = []
-    loop_of: dict[int, int] = {}  # in which loop, or by the call before it
+    loop_of: dict[int, int] = {}  # instruction -> its loop, or the loop after its call
     waits: dict[int, None] = {}
     declared: set[tuple[int, int]] = set()
 

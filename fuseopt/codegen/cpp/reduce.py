@@ -1,8 +1,8 @@
-"""The C++ of a variant with reductions: its elements are folded as they are computed.
+"""C++ of a variant with reductions: its elements are folded as they are computed.
 
-Element code computes a block of neighbours (walk.py), stores what it stores, and hands
-what is folded to arrays, which the folds take: a whole lane's (fold_lanes.py), or those
-of rows and columns (fold_rows.py). Output code (output_code.py) has their results.
+Element code computes a block of neighbours (walk.py), stores its results, and passes
+the folded values in arrays. The folds of a whole lane (fold_lanes.py) or of rows and
+columns (fold_rows.py) read these. Output code (output_code.py) has their results.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 
 
 def in_one_thread(variant: Variant) -> bool:
-    """Does eager fold a whole lane in one thread, whatever its size?"""
+    """Does eager fold a whole lane in one thread, for any size?"""
     folds = (variant.instrs[i] for i in variant.folds)
     return any(serial(x.op, int(x.attr or 0)) for x in folds)
 
 
 def least_to_share(variant: Variant) -> int:
-    """How many threads are to share a lane that is folded in one: with 16-bit floats
-    there is much to compute for each byte; wider ones keep memory busy.
+    """Return the least number of threads that share a lane which eager folds in one.
+
+    16-bit floats need much computation for each byte; wider ones keep memory busy.
     """
     dtypes = [slot.dtype for slot in variant.slots if slot.domain == "element"]
     return 2 if 2 * sum(d in NARROW for d in dtypes) > len(dtypes) else 3
 
 
 def reduce(number: int, variant: Variant, writer: Function) -> list[str]:
-    """Write what variant.Function does not: folds, pieces and output code."""
+    """Write folds, pieces and output code, which variant.Function does not write."""
     p = Folded(number, variant, writer)
     arrays = "".join(f", {kind}* __restrict__ y{k}" for k, kind in enumerate(p.kinds))
     lines = [*writer.row(p.slots, arrays), "", *output(p), ""]

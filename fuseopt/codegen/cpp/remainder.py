@@ -1,4 +1,4 @@
-"""The C++ that finds which elements eager's vector loops leave over.
+"""C++ that finds the leftover elements of eager's vector loops.
 
 Some roundings depend on it (see "tail" in `ir.ARITY`). Element code has an instance for
 each set of tails that may hold at once.
@@ -10,8 +10,10 @@ from ...ir.graph import AVX2, BY_ROWS, Variant
 
 
 class Tails:
-    """What a variant asks about tails. `asked`: kinds of loops, as in the IR;
-    `every`: the set in which all hold, a bit for each.
+    """Tails that a variant uses.
+
+    `asked`: kinds of loops, as in the IR. `every`: the set in which all hold, a bit for
+    each.
     """
 
     def __init__(self, number: int | str, variant: Variant) -> None:
@@ -25,13 +27,13 @@ class Tails:
         self.n_elements = sum(s.domain == "element" for s in variant.slots)
 
     def name(self, attr: int | float | None) -> str:
-        """Does a tail hold? Inside a function that is given TAIL."""
+        """Return the test of a tail, inside a function with the parameter TAIL."""
         if len(self.asked) < 2 or not attr:
             return "TAIL"
         return f"(TAIL >> {self.asked.index(attr)} & 1)"
 
     def call(self, function: str, call: str) -> list[str]:
-        """Call the instance of a function for the tails that hold."""
+        """Return lines that call the instance of a function for the tails that hold."""
         if len(self.asked) < 2:
             return [
                 f"if (tail) {function}<true>{call};",
@@ -42,9 +44,9 @@ class Tails:
         ]
 
     def ends(self, late: bool = False) -> list[str]:
-        """Which tails hold from an element on, and how far that is so.
+        """Return lines that find the tails at an element, and where that set ends.
 
-        late: from a result on, of `count`, which eager computes with one after another.
+        late: for results, of `count`, which eager computes one after another.
         """
         kinds = [int(x) & ~BY_ROWS if late else int(x) for x in self.asked]
         name = f"late{self.number}" if late else f"tails{self.number}"
@@ -78,7 +80,7 @@ class Tails:
                 f"  if ({'!vectors || ' if by_rows else ''}e >= l{k}) {{",
                 f"    tail |= {1 << k};",
             ]
-            if by_rows:  # rows without a vector are all alike
+            if by_rows:  # rows shorter than a vector are all alike
                 lines.append(
                     f"    if (vectors && v{k} && row + length < *stop) "
                     "*stop = row + length;"
@@ -87,7 +89,7 @@ class Tails:
         return [*lines, "  return tail;", "}"]
 
     def row_of_eager(self) -> list[str]:
-        """The row of an element in a lane whose tensors differ in layout."""
+        """Return lines for an element's row, if a lane's tensors differ in layout."""
         if self.v.reduction == "dims":
             return ["  vectors = false;"]
         return [
@@ -102,7 +104,7 @@ class Tails:
 
     @staticmethod
     def group(kind: int) -> str:
-        """Elements that eager's loop takes at a time."""
+        """Return the number of elements that one turn of eager's loop takes."""
         if kind == 1:
             return "32"
         if kind & AVX2:

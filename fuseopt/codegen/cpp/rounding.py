@@ -1,8 +1,8 @@
-"""What is known of 16-bit floats before a kernel runs: which need no rounding.
+"""Find 16-bit floats that need no rounding, before a kernel runs.
 
 In C++ a 16-bit float is computed in float32 and rounded after each instruction, as
-eager rounds. Here: a variant -> the instructions whose numbers a 16-bit type holds as
-they are, and those whose NaN survive a rounding that does not ask for NaN.
+eager rounds. This analysis finds the instructions whose numbers a 16-bit type holds
+exactly. It also finds those whose NaN survive a rounding that does not test for NaN.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from ...ir.graph import FLOATS, Instr, Variant
 from ..optable import NARROW
 
-#: Their result is an operand, or one that needs no more digits than an operand.
+#: Opcodes whose result is an operand, or needs no more digits than an operand.
 _CHOICES = frozenset("neg abs max min where floor ceil trunc round cast".split())
-#: A NaN that they give is the NaN of an operand, or the processor's own.
+#: Opcodes whose NaN is the NaN of an operand, or the processor's own.
 _ARITHMETIC = _CHOICES | frozenset("add sub mul div fma sqrt".split())
-#: Bits as they are.
+#: Opcodes that keep bits.
 _MEMORY = ("load", "bitcast")
 
 
 @dataclass(frozen=True)
 class Known:
-    """By instruction: `fits`, the 16-bit types that hold its numbers as they are;
-    `calm`, whether its NaN, if any, have zeros in the half that bfloat16 lacks. Numbers
-    of lane code are calm as element code reads them.
+    """Facts about each instruction.
+
+    `fits`: the 16-bit types that hold its numbers exactly. `calm`: True if its NaN have
+    zeros in the half that bfloat16 lacks. Numbers of lane code are calm as element code
+    reads them.
     """
 
     fits: tuple[frozenset[str], ...]
@@ -34,7 +36,7 @@ class Known:
 
 
 def known(variant: Variant) -> Known:
-    """What is known of each instruction of a variant."""
+    """Return the facts about each instruction of a variant."""
     fits: list[frozenset[str]] = []
     calm: list[bool] = []
     lanes = frozenset(variant.lane_code)
@@ -70,7 +72,7 @@ def _fits(instr: Instr, args: list[tuple[Instr, frozenset[str]]]) -> frozenset[s
 
 
 def _holds(dtype: str, value: float) -> bool:
-    """Has a 16-bit type this number?"""
+    """Does a 16-bit type hold this number?"""
     if math.isnan(value) or math.isinf(value):
         return True
     try:

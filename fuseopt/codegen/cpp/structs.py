@@ -8,7 +8,7 @@ from typing import Any
 
 
 def fields(text: str, name: str) -> list[tuple[str, Any]]:
-    """The `_fields_` of the struct of this name in a C++ text, as ctypes wants them.
+    """Return the ctypes `_fields_` of the struct of this name in a C++ text.
 
     They are int64_t, pointers, and arrays of those. Raises ValueError for others.
     """
@@ -22,7 +22,7 @@ def fields(text: str, name: str) -> list[tuple[str, Any]]:
 
 
 def _declared(line: str) -> list[tuple[str, Any]]:
-    """The fields that one declaration declares."""
+    """Return the fields of one declaration."""
     function = re.match(r"[\w ]+\*?\s*\(\*(\w+)\)\(.*\)$", line)
     if function:
         return [(function.group(1), ctypes.c_void_p)]

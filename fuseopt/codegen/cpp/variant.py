@@ -1,8 +1,9 @@
-"""The C++ of one variant: lane code, and element code over a range of elements.
+"""C++ of one variant: lane code, and element code over a range of elements.
 
 Lane code runs once per lane (step counters, bias corrections). Element code is a loop
-over neighbours; between loops over blocks it calls the vector library. A lane whose
-tensors share one dense layout is one run of neighbours, of others blocks are gathered.
+over neighbours; between loops over blocks it calls the vector library. If the tensors
+of a lane share one dense layout, the lane is one run of neighbours. Otherwise blocks
+are gathered.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from .walk import Walked, gathers, rooms, scatters
 
 
 def remembers(variant: Variant) -> bool:
-    """Does lane code compute enough to ask whether the lane before did the same?"""
+    """Is lane code long enough that a comparison with the previous lane pays?"""
     free = ("scalar", "const", "tail", "load")
     return any(variant.instrs[i].op not in free for i in variant.lane_code)
 
 
 def has_lane_phase(variant: Variant) -> bool:
-    """Does lane code leave anything: numbers for elements, or what it stores?"""
+    """Does lane code have results: numbers for elements, or stores?"""
     stores = any(variant.slots[s].domain == "lane" for _, s in variant.stores)
     return stores or bool(lane_values(variant))
 
 
 def has_elements(variant: Variant) -> bool:
-    """Has it a slot of elements, or only of numbers?"""
+    """Does it have a slot of elements, or only of numbers?"""
     return any(slot.domain == "element" for slot in variant.slots)
 
 
@@ -41,10 +42,10 @@ class Function(Instructions):
     """Writes the functions of one variant."""
 
     def lane(self) -> list[str]:
-        """Lane code: runs once per lane, before any element.
+        """Return lane code: it runs once per lane, before any element.
 
-        Most lanes make the numbers of the lane before them, from the same scalars and
-        an equal step: those are kept, and taken where the bits that were read are.
+        Most lanes compute the numbers of the previous lane, from the same scalars and
+        an equal step. Those are kept, and reused if the bits that were read are equal.
         """
         v, n = self.v, self.number
         slots = [s for s, slot in enumerate(v.slots) if slot.domain == "lane"]
@@ -106,7 +107,9 @@ class Function(Instructions):
         ]
 
     def lane_numbers(self, code: tuple[int, ...], domain: str) -> list[str]:
-        """What code and the stores of a domain take from lane code."""
+        """Return lines that read the numbers of lane code for code and stores of a
+        domain.
+        """
         v = self.v
         taken = {a for i in code for a in v.instrs[i].args}
         taken.update(i for i, s in v.stores if v.slots[s].domain == domain)
@@ -123,7 +126,7 @@ class Function(Instructions):
         return lines
 
     def walked(self, domain: str) -> list[Walked]:
-        """The slots of a domain, in the order in which the table has their strides."""
+        """Return the slots of a domain, in the order of their strides in the table."""
         return [
             Walked(s, STORAGE[slot.dtype], slot.read, slot.write)
             for s, slot in enumerate(self.v.slots)
@@ -192,7 +195,7 @@ class Function(Instructions):
         ]
 
     def element(self) -> list[str]:
-        """Element code: elements [begin, end) of one lane."""
+        """Return element code for elements [begin, end) of one lane."""
         n, slots = self.number, self.walked("element")
         if not slots:
             return [
@@ -201,7 +204,7 @@ class Function(Instructions):
         flat = "".join(f", p{x.slot} + begin" for x in slots)
         near = "".join(f", q{x.slot}" for x in slots)
         body = [self.pointer(x.slot) for x in slots]
-        # elements that are counted are read where they lie
+        # elements that are counted are read in place
         whole = "".join(f", {k}" for k, x in enumerate(slots) if x.slot == self.counted)
         body += [
             "if (t.strided[lane] < 0) {",
@@ -230,9 +233,9 @@ class Function(Instructions):
         ]
 
     def blocks(self) -> list[str]:
-        """Loop over `count` elements: one loop, or blocks with library calls between.
+        """Return a loop over `count` elements, or loops with library calls between.
 
-        `p` of a slot points to the first of them, and `y` to what is folded.
+        `p` of a slot points to the first of them, and `y` to the folded values.
         """
         plan = self.phases
         if plan.count == 1:
@@ -260,8 +263,10 @@ class Function(Instructions):
         return [*lines, "}"]
 
     def argument(self, call: int, a: int) -> tuple[str, int]:
-        """Where a library finds the elements of an argument, and the step to the next:
-        in memory, in an array, or one number for all.
+        """Return the address of a library call's argument, and the step to the next
+        element.
+
+        The elements are in memory, in an array, or one number for all.
         """
         if a not in self.elements:
             return f"&one{call}_{a}", 0

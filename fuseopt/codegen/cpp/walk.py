@@ -1,10 +1,10 @@
-"""The C++ that goes over tensors of different layouts, a block of elements at a time.
+"""C++ that walks over tensors of different layouts, a block of elements at a time.
 
-A block is so many steps along one dimension, times all elements of the dimensions
-within it; it is alike wherever it begins, so that one list of offsets serves a whole
-lane. A tensor whose elements of a block are neighbours is read and written where it
-lies. Of others the elements are gathered first and scattered afterwards: element code
-only ever sees neighbours, and has one text.
+A block is a number of steps along one dimension, times all elements of the dimensions
+within it. All blocks have the same offsets, so that one list serves a whole lane. If
+the elements of a block are neighbours in a tensor, they are read and written in place.
+Otherwise they are gathered first and scattered afterwards. So element code always gets
+neighbours, and has one text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Walked(NamedTuple):
-    """A slot that is walked over: its number, its C++ type, what is done with it."""
+    """A slot that is walked over: its number, its C++ type, and its use."""
 
     slot: int
     kind: str
@@ -23,7 +23,7 @@ class Walked(NamedTuple):
 
 
 def rooms(slots: Sequence[Walked]) -> list[str]:
-    """Memory for a block of each slot."""
+    """Declare memory for a block of each slot."""
     return [f"alignas(64) {x.kind} b{x.slot}[GATHERED];" for x in slots]
 
 

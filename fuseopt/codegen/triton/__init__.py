@@ -1,1 +1,1 @@
-"""Kernel -> Triton for accelerators."""
+"""Generate Triton for accelerators from a Kernel."""

@@ -1,9 +1,9 @@
-"""A pointwise variant -> Triton: the functions that programs run.
+"""Triton functions of a pointwise variant, which programs run.
 
-A program runs its lane's scalar code in registers, then some chunks of its elements on
-a main path of 16-byte accesses, one after another; what that path cannot take goes
-through the general one. Of lanes of few elements one program takes several, a row of
-threads for each.
+A program runs its lane's scalar code in registers. Then it runs some chunks of its
+elements on a main path of 16-byte accesses, one after another. The general path takes
+the rest. For lanes of few elements one program takes several, with a row of threads for
+each.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from .variant import ALIGNED, FLAT, RECORD, SIZES, Function
 
 #: The main path moves elements in groups of this many: 16 bytes of the narrowest type.
 GROUP = 16
-#: Lanes of a program that takes several, elements of each at a time, and elements that
-#: a lane may have to be one of them.
+#: For a program with several lanes: the lanes, the elements of each at a time, and the
+#: largest number of elements of such a lane.
 ROWS, COLUMNS, SMALL = 8, 32, 128
 
-#: Tensors of 16 bits that a chunk is loaded from; see `crowded`.
+#: The number of 16-bit tensors of a chunk's loads that counts as many; see `crowded`.
 MANY = 6
 
-#: Above the lane stores of a program that takes whole lanes.
+#: The comment above the lane stores of a program that takes whole lanes.
 WHOLE = """\
 # No other program reads what is stored here: each of these lanes is whole in this
 # one. Its own threads have read before the barrier.
 tl.debug_barrier()
 """
-#: Above the loads of the next chunk.
+#: The comment above the loads of the next chunk.
 NEXT = """\
 # The next chunk's loads begin before this program goes on to it.
 """
 
 
 def places(w: Function, start: str, count: str) -> list[str]:
-    """`count` elements from `start` on, whose first chunk begins the main path: where
-    that lies, and which of it the path takes.
+    """Return lines for `count` elements from `start` on: place and end of the main
+    path.
+
+    Its first chunk begins the main path.
     """
     lines = [
         "",
@@ -54,7 +56,7 @@ def places(w: Function, start: str, count: str) -> list[str]:
 
 
 def inside(left: str) -> str:
-    """Which elements of a chunk there are, of `left` that are left."""
+    """Return the mask of a chunk, of which `left` elements remain."""
     return f"block < tl.multiple_of({left}, {GROUP})"
 
 
@@ -65,11 +67,11 @@ class Chunks:
         self.n = number
         self.v = variant
         self.w = Function(number, variant, fast)
-        # "fast" divides fast anyway
+        # "fast" already divides fast
         self.quotients = Quotients() if fast else quotients(variant)
 
     def functions(self, packs: bool) -> list[list[str]]:
-        """All functions; `packs`: also that of programs that take several lanes."""
+        """Return all functions; `packs`: also that of programs with several lanes."""
         functions = []
         if self.w.element_stores:
             functions += [self.w.element(), *self.main_element(), self.w.general()]
@@ -81,13 +83,13 @@ class Chunks:
 
     @property
     def inverses(self) -> dict[int, list[str]]:
-        """By divisor, the names of what `inverse` gives."""
+        """Names of the results of `inverse`, by divisor."""
         parts = ("minus", "near", "under", "rest")
         divisors = sorted({q.divisor for q in self.quotients.by_instr.values()})
         return {i: [f"{self.w.name(i)}_{part}" for part in parts] for i in divisors}
 
     def main_element(self) -> list[list[str]]:
-        """Element code of the main path, where it is another: with few divisions."""
+        """Return element code of the main path, if it differs: with few divisions."""
         instead = {}
         for i, q in self.quotients.by_instr.items():
             x, parts = self.w.name(self.v.instrs[i].args[0]), self.inverses[q.divisor]
@@ -105,7 +107,9 @@ class Chunks:
         ]
 
     def variant(self) -> list[str]:
-        """Lane code, then some chunks on the main path, the rest on the general one."""
+        """Return lane code, then some chunks on the main path, the rest on the general
+        one.
+        """
         w = self.w
         if not w.element_slots:
             return w.shell([*w.ticket(), *["return 1"] * w.tells], [])
@@ -128,8 +132,10 @@ class Chunks:
         return w.shell([*lines, *w.ticket()], [], early)
 
     def loads(self, left: str, place: Mapping[int, str]) -> list[str]:
-        """Loads of a chunk of `left` elements. A full one needs no mask, and no
-        registers set to zero where it is not; but branches take registers.
+        """Return loads of a chunk of `left` elements.
+
+        A full chunk needs no mask, and no registers set to zero outside of it. But
+        branches take registers.
         """
         w = self.w
         if not w.loads:
@@ -148,8 +154,10 @@ class Chunks:
     @property
     def crowded(self) -> bool:
         """Would more branches take more registers than three programs of a
-        multiprocessor have? As counted in machine code of sm_90: with elements of
-        float64, and of 16 bits where they are of MANY tensors.
+        multiprocessor have?
+
+        Counted in machine code of sm_90: with elements of float64, or of 16 bits if
+        they are from MANY tensors.
         """
         if any(self.v.slots[s].dtype == "f64" for s in self.w.element_slots):
             return True
@@ -157,7 +165,7 @@ class Chunks:
         return sizes.count(2) >= MANY
 
     def checks(self) -> list[str]:
-        """How far the main path goes: nowhere, where a divisor is not in its range."""
+        """Return how far the main path goes: nowhere if a divisor is out of range."""
         lines = [
             f"{', '.join(parts)} = inverse({self.w.name(i)})"
             for i, parts in self.inverses.items()
@@ -170,7 +178,9 @@ class Chunks:
         return [*lines, "end = tl.where(safe, grouped, 0)"]
 
     def loop(self) -> list[str]:
-        """The main path: a chunk is computed and stored, then the next one loaded."""
+        """Return the main path: a chunk is computed and stored, then the next one
+        loaded.
+        """
         w = self.w
         name, args = f"element{self.n}", w.arguments
         if self.quotients.by_instr:
@@ -222,7 +232,7 @@ class Chunks:
     # ---------------------------------------------------------------- several lanes
 
     def packed(self) -> list[str]:
-        """Several small lanes: lane code for all at once, then a row of each."""
+        """Return code for several small lanes: lane code for all, then row by row."""
         v, w = self.v, self.w
         rows = [f"p{s}" for s in (*w.lane_slots, *w.element_slots)]
         places = [

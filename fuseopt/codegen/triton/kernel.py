@@ -1,26 +1,25 @@
-"""Kernel -> Triton: a module that stands on its own, with one kernel for all variants.
+"""Generate Triton from a Kernel: a complete module, with one kernel for all variants.
 
-What comes in is a `Kernel`; what goes out is the text of a Python module that imports
-nothing but triton. A *chunk* is BLOCK elements of one lane; a program runs `span`
-chunks one after another, or a single one where it folds. Which those are, where the
-lane's tensors lie and what its hyperparameters are stands in six tables, which
-`runtime.triton.table` makes:
+The text of the module imports only triton. A *chunk* is BLOCK elements of one lane. A
+program runs `span` chunks one after another, or a single one if it folds. Six tables
+from `runtime.triton.table` list the chunks, the addresses of the lane's tensors, and
+its hyperparameters:
 
-    chunks    int32[1 + program][4]  a head: how many programs the grid runs, how many
-                                come after all those, how many lanes they wait for,
+    chunks    int32[1 + program][4]  a head: the programs of the grid, the chunks that
+                                come after all those, the lanes they wait for,
                                 span; then variant, place in lanes, ordinal in lane,
                                 ticket;
                                 or -1 - variant, place of the first of some small
-                                lanes, how many, elements of the longest
+                                lanes, their number, elements of the longest
     lanes     int64[...]        by lane: layout, numel, scalars, programs, addresses
     rows      float64[...]      hyperparameters
     geometry  int64[...]        tables that are searched; dims, sizes, strides of lanes
                                 that no flat index serves
     tickets   int32[1 + lane]   lanes that are done; by lane, programs that have read
                                 its numbers
-    partials  int64[...]        what the chunks of a lane were folded to
+    partials  int64[...]        the folded results of the chunks of a lane
 
-What a program runs is written by `chunks` and `reduce`.
+`chunks` and `reduce` write the code that a program runs.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ OPTIONS = {{
 EXACT = """\
 # No product may be contracted with a sum unless the text says so.
 """
-#: Above what runs when all lanes are done.
+#: The comment above the code that runs when all lanes are done.
 FINISH = """\
 # A program that brought a lane to its end says so; the last one that does runs what
 # needs the numbers of all. A lane's stores come before the barrier, the barrier
@@ -79,7 +78,7 @@ FINISH = """\
 def packs(kernel: Kernel, v: Variant) -> bool:
     """May one program take several lanes of a variant?
 
-    Not where it says when each is done, nor where it folds.
+    It may not if its function returns when each is done, or if it folds.
     """
     alone = v.reduction or blocks.writes(v)
     return not alone and not (kernel.finish and makes_numbers(v))
@@ -88,7 +87,8 @@ def packs(kernel: Kernel, v: Variant) -> bool:
 def _dispatch(
     kernel: Kernel, numbers: Sequence[int], flag: str, packed: Sequence[int] = ()
 ) -> list[str]:
-    """Find the chunk at `chunk` and run its variant, one of `numbers`.
+    """Return code that finds the chunk at `chunk` and runs its variant, one of
+    `numbers`.
 
     `flag`: the variable that is set when a lane is done, "" for none. `packed`:
     variants of which a program may take several lanes.
@@ -119,7 +119,7 @@ def _dispatch(
 
 
 def _entry(kernel: Kernel) -> list[str]:
-    """The kernel: find the chunk, and run its variant; then what needs all lanes."""
+    """Return the kernel: find the chunk, run its variant, then finish all lanes."""
     numbers = functions(kernel)
     first = sorted(set(numbers[: len(kernel.variants)]))
     last = sorted(set(numbers[len(kernel.variants) :]))
@@ -157,16 +157,16 @@ def _entry(kernel: Kernel) -> list[str]:
     ]
 
 
-#: Elements of a chunk and warps of a program, by the bytes that an element loads at
-#: most: a thread then has up to sixteen loads of 16 bytes under way. Chosen by counting
-#: (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
+#: Elements of a chunk and warps of a program, by the largest number of bytes that an
+#: element loads. A thread then has up to sixteen loads of 16 bytes in flight. Chosen by
+#: counting (registers, bytes in flight: bench/NOTES.md), not yet measured on a GPU.
 LAUNCHES = ((16, 2048, 4), (None, 1024, 4))
 #: Registers that a thread may have.
 ALL_REGISTERS = 255
 
 
 def _launch(kernel: Kernel) -> tuple[int, int]:
-    """Elements of a chunk and warps of a program, from the table."""
+    """Return elements of a chunk and warps of a program, from the table."""
     widest = max(
         sum(DTYPE_BYTES[s.dtype] for s in v.slots if s.domain == "element" and s.read)
         for v in kernel.every
@@ -181,15 +181,15 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
 
 
 def functions(kernel: Kernel) -> tuple[int, ...]:
-    """For each variant the number of its function: variants that read alike share one.
+    """Return, for each variant, the number of its function; equal texts share one.
 
-    (Capture tells apart what differs in rank, the scheduler what differs in slots; the
-    text need not.) The chunk table holds these numbers.
+    Capture separates variants that differ in rank, and the scheduler those that differ
+    in slots; the text need not. The chunk table holds these numbers.
     """
     numbers: dict[str, int] = {}
     return tuple(
         numbers.setdefault(
-            # as text: 0.0 and -0.0 are equal, but not the same constant
+            # as text, since 0.0 and -0.0 are equal, but different constants
             repr((v.reduction, v.instrs, v.lane_code, v.code, v.stores, v.slots)),
             len(numbers),
         )
@@ -225,7 +225,7 @@ class TritonTarget(Target):
         self.registers = registers
 
     def render(self, kernel: Kernel) -> Source:
-        """The text of a module with one kernel for all variants."""
+        """Return the text of a module with one kernel for all variants."""
         parts = []
         numbers = functions(kernel)
         tables = blocks.table_names(kernel)

@@ -1,17 +1,17 @@
-"""Powers of float32: the text of `power(x, y)`, for eager's own bits.
+"""Powers of float32: the text of `power(x, y)`, with eager's bits.
 
-Triton brings a math library of its own with it, whose `powf` is not that of the toolkit
-which torch was built with: `1 - beta ** t` differs in one step of a hundred or so. From
-CUDA 12.1 on (11.8 and 12.0 have Triton's; 12.1 to 13.5 were compared) `powf` is this: a
+Triton includes a math library whose `powf` differs from that of torch's CUDA toolkit.
+`1 - beta ** t` differs in one step of a hundred or so. From CUDA 12.1 on, `powf` is the
+algorithm here (11.8 and 12.0 have Triton's; 12.1 to 13.5 were compared). It takes a
 logarithm to the base 2 in two floats, times y in two floats, then the power of two of
-that. What stands below follows its steps, rounded one by one.
+that. The text follows its steps, rounded one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: The first CUDA whose `powf` is the one below.
+#: The first CUDA version with the `powf` below.
 OWN = (12, 1)
 
 FROM_LIBRARY = """\
@@ -96,10 +96,10 @@ def numbered(numbers, which, k):
 
 
 def side_by_side(calls: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Lines for several `name = power(x, y)` of one lane's numbers.
+    """Return lines for several `name = power(x, y)` of one lane's numbers.
 
-    All threads compute a lane's numbers; here each thread takes one power, and tells
-    the others.
+    All threads compute a lane's numbers. Here each thread takes one power, and shares
+    the result with the others.
     """
 
     def dealt(numbers: Sequence[str]) -> str:

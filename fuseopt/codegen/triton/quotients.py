@@ -1,16 +1,16 @@
-"""Quotients by a lane's number: those that need no division for each element.
+"""Quotients by a lane's number that need no division for each element.
 
-IEEE division is eleven instructions on a GPU, and a slow path. Where the divisor is a
-number of the lane, its inverse is known before the elements: in two parts, whose sum is
-1 / d to 47 bits. `x * rest + x * under` is then next to the quotient, and
+IEEE division is eleven instructions on a GPU, and a slow path. If the divisor is a
+number of the lane, its inverse is available before the elements. It has two parts,
+whose sum is 1 / d to 47 bits. `x * rest + x * under` is then next to the quotient, and
 `q + (x - q * d) / d`, with the inverse rounded, is the quotient rounded correctly (P.
 Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
-1990, theorem 7). That holds while nothing over- or underflows: `quotients` follows the
-range of numerators through the element code, and says which divisors are safe. A lane
-with another one takes the general path, which divides.
+1990, theorem 7). That holds while nothing over- or underflows. `quotients` follows the
+range of numerators through the element code, and finds the safe divisors. A lane with
+another divisor takes the general path, which divides.
 
-Where a bfloat16 is divided and rounded to bfloat16 again, a product with the inverse is
-near enough for nearly all divisors: a program tries all 128 mantissas with its own.
+If a bfloat16 is divided and rounded to bfloat16 again, a product with the inverse is
+close enough for nearly all divisors. A program tries all 128 mantissas with its own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import NamedTuple
 
 from ...ir.graph import Instr, Variant
 
-#: Exponents of the numbers that a type has: of the least and above the largest.
+#: Exponents of a type's numbers: of the least one, and above the largest.
 LIMITS = {"f32": (-149, 128), "bf16": (-133, 128), "f16": (-24, 16)}
 #: A remainder is exact above this exponent of the numerator. A quotient has all its
 #: digits from the second on and below the third, with room for how it is rounded.
 LEAST, SMALL, LARGE = -100, -120, 127
 #: Divisors have exponents within these at most; the larger if nothing else follows.
 BELOW, LAST_BELOW, ABOVE = 24, 40, 12
-#: A divisor's range must have at least so many exponents on each side of 1.
+#: A divisor's range must have at least this many exponents on each side of 1.
 USEFUL = 10
-#: In `narrow`, what is left out of a product has all its digits, down to 2**-30 of it,
-#: if the quotient's exponent is at least this: so that one mantissa stands for all.
+#: In `narrow`, the omitted part of a product has all its digits, down to 2**-30 of it,
+#: if the quotient's exponent is at least this. So one mantissa represents all.
 NARROW = -95
 
 HELPERS = """\
@@ -86,8 +86,9 @@ def every(found):
 
 @dataclass
 class Quotient:
-    """A quotient by lane number `divisor`, as long as that lies in 2**low to 2**high;
-    above 0, if `positive`. `narrow`: a bfloat16 becomes one.
+    """A quotient by lane number `divisor`, which must lie in 2**low to 2**high.
+
+    `positive`: the divisor must be above 0. `narrow`: a bfloat16 becomes one.
     """
 
     divisor: int
@@ -99,8 +100,10 @@ class Quotient:
 
 @dataclass
 class Quotients:
-    """By instruction, the quotients that need no division; and lane numbers that must
-    be 0, or have an exponent from -LAST_BELOW to ABOVE and not be below 0.
+    """Quotients that need no division, by instruction.
+
+    `addends`: lane numbers that must be 0, or have an exponent from -LAST_BELOW to
+    ABOVE and not be below 0.
     """
 
     by_instr: dict[int, Quotient] = field(default_factory=dict)
@@ -108,11 +111,11 @@ class Quotients:
 
 
 class Range(NamedTuple):
-    """What a number may be: 0, an infinity, no number, or so large that its exponent
-    lies from `low` to `high`.
+    """Possible values of a number.
 
-    `signs`: None if it may be below 0; else it is not, if the divisors of these
-    quotients are above 0. `through`: quotients on its way.
+    It is 0, an infinity, NaN, or has an exponent from `low` to `high`. `signs`: None if
+    it may be below 0; else it is not, if the divisors of these quotients are above 0.
+    `through`: quotients on its way.
     """
 
     low: int
@@ -122,7 +125,7 @@ class Range(NamedTuple):
 
 
 def quotients(v: Variant) -> Quotients:
-    """The quotients of a variant's element code that need no division."""
+    """Return the quotients of a variant's element code that need no division."""
     taken = Quotients()
     lane = set(v.lane_code)
     uses = _uses(v)
@@ -139,7 +142,7 @@ def quotients(v: Variant) -> Quotients:
 
 
 def _any(dtype: str) -> Range | None:
-    """What a number of a type may be; None for types that are not followed."""
+    """Return the range of all numbers of a type; None for unsupported types."""
     limits = LIMITS.get(dtype)
     return None if limits is None else Range(*limits)
 
@@ -176,7 +179,7 @@ def _range(
     lane: set[int],
     taken: Quotients,
 ) -> Range | None:
-    """What an instruction of element code gives, which is no quotient taken."""
+    """Return the range of an instruction of element code that is no taken quotient."""
     xs = [by_instr.get(a) for a in instr.args]
     if instr.op == "add" and len(lane.intersection(instr.args)) == 1:
         (addend,) = lane.intersection(instr.args)
@@ -210,14 +213,16 @@ def _range(
         low, high = LIMITS[instr.dtype]
         if instr.dtype == "f32" and v.instrs[instr.args[0]].dtype != "f64":
             return x
-        # rounded, it may reach the next power of two, or the least number there is
+        # a rounded result may reach the next power of two, or the least number of the
+        # type
         return x._replace(low=max(x.low, low), high=min(x.high + 1, high))
     return None
 
 
 def conditions(taken: Quotients, name: Callable[[int], str]) -> list[str]:
-    """Expressions over lane numbers that must all be true; `inverse` has been called on
-    each divisor.
+    """Return expressions over lane numbers that must all be true.
+
+    The caller has called `inverse` on each divisor.
     """
     texts: dict[str, None] = {}
     narrow: dict[str, None] = {}
@@ -233,12 +238,12 @@ def conditions(taken: Quotients, name: Callable[[int], str]) -> list[str]:
         low, high = 2.0**-LAST_BELOW, 2.0**ABOVE
         texts[f"(({x} == 0) | ({x} >= {low!r}))"] = None
         texts[f"({x} <= {high!r})"] = None
-    # threads tell each other once
+    # threads share the result once
     return [*texts, *([f"every({' & '.join(narrow)})"] if narrow else [])]
 
 
 def _widen(v: Variant, ranges: dict[int, Range | None], taken: Quotients) -> None:
-    """Let small divisors be, where no other quotient depends on the range."""
+    """Allow small divisors, if no other quotient depends on the range."""
     inner: set[int] = set()
     for i in taken.by_instr:
         numerator_range = ranges[i]
@@ -256,7 +261,7 @@ def _is_cast(instr: Instr, dtype: str) -> bool:
 
 
 def _uses(v: Variant) -> dict[int, list[Instr | None]]:
-    """By instruction, those that read it; None for a store."""
+    """Return the readers of each instruction; None for a store."""
     readers: dict[int, list[Instr | None]] = {i: [] for i in range(len(v.instrs))}
     for i in (*v.lane_code, *v.code, *v.output_code):
         for a in v.instrs[i].args:

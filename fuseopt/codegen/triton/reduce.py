@@ -1,11 +1,11 @@
-"""The Triton of a variant with reductions: elements are folded as they are computed.
+"""Triton of a variant with reductions: elements are folded as they are computed.
 
 "full" variants fold a lane to one number. Each chunk folds its own elements, writes the
-result to a table and takes a ticket; the chunk that takes the last one folds what all
-have written, in their order, and runs output code. "dims" variants fold rows or
-columns: a program takes OUTS results and folds all that belongs to them.
+result to a table and takes a ticket. The chunk with the last ticket folds the results
+of all chunks, in their order, and runs output code. "dims" variants fold rows or
+columns: a program takes OUTS results and folds all their elements.
 
-Nothing is added in an order that depends on which program comes first.
+The order of additions never depends on which program comes first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .chunks import inside, places
 from .text import give_back, indent, over_lines, take
 from .variant import RECORD, Function
 
-#: Results of a program where rows or columns are folded, and results of chunks that the
-#: last one folds at a time.
+#: OUTS: the results of a program that folds rows or columns. PARTS: the chunks' results
+#: that the last chunk folds at a time.
 OUTS = 32
 PARTS = 64
 
@@ -53,7 +53,7 @@ class ReduceWriter:
         self.stores = [
             x for x in variant.stores if variant.slots[x[1]].domain == "output"
         ]
-        #: the word of a lane's record that says where its parts lie
+        #: the word of a lane's record with the address of its parts
         self.parts_word = len(variant.slots)
 
     # ------------------------------------------------------------ folds
@@ -76,7 +76,7 @@ class ReduceWriter:
         return 'float("-inf")' if op == "largest" else 'float("inf")'
 
     def folded(self, i: int) -> str:
-        """What fold i takes of an element, named f<i>."""
+        """Return the operand of fold i for an element, from the variable f<i>."""
         operand = f"f{i}"
         squared = self.v.instrs[i].op == "sumsq"
         return f"{operand} * {operand}" if squared else operand
@@ -88,7 +88,7 @@ class ReduceWriter:
         ]
 
     def gather(self) -> list[str]:
-        """Fold a block of elements into the accumulators, element by element."""
+        """Return lines that fold a block into the accumulators, element by element."""
         return [
             f"v{i} = {self.combine(i)}(v{i}, tl.where(mask, {self.folded(i)}, "
             f"{self.identity(i)}))"
@@ -107,7 +107,7 @@ class ReduceWriter:
     # ------------------------------------------------------------ pieces of text
 
     def output(self, place: dict[int, str], mask: str, results: str) -> list[str]:
-        """Output code: what becomes of the results, named <results><i>."""
+        """Return output code for results, named <results><i>."""
         lines = []
         for i in self.v.output_code:
             instr = self.v.instrs[i]
@@ -222,9 +222,12 @@ class ReduceWriter:
     # ------------------------------------------------------------ rows and columns
 
     def dims(self) -> list[list[str]]:
-        """geometry of a lane: columns?, results, elements of one, dims of results, of
-        what is folded; their sizes; strides of each element slot over both, of each
-        output slot over the first.
+        """Return the functions of a variant that folds rows or columns.
+
+        The geometry of a lane has these numbers: 1 for columns, results, elements of
+        one result, dims of results, and folded dims. Their sizes follow. Then come the
+        strides of each element slot over both, and those of each output slot over the
+        first.
         """
         pointers = [f"p{s}" for s in self.slots]
         numbers = [self.w.name(i) for i in self.w.handed]

@@ -1,17 +1,15 @@
-"""Lines of generated Python: moved to the right, over several where too long; the
-lines that take a ticket.
-"""
+"""Lines of generated Python: indentation, wrapping, and taking a ticket."""
 
 from __future__ import annotations
 
 
 def indent(lines: list[str], levels: int = 1) -> list[str]:
-    """Lines moved to the right, empty ones as they are."""
+    """Indent lines, except empty ones."""
     return [f"{'    ' * levels}{line}" if line else line for line in lines]
 
 
 def over_lines(head: str, args: list[str], close: str) -> list[str]:
-    """A call or a signature, over several lines where one is too long."""
+    """Return a call or a signature, wrapped if it is too long for a line."""
     line = f"{head}{', '.join(args)}{close}"
     if len(line) <= 84:
         return [line]
@@ -19,10 +17,10 @@ def over_lines(head: str, args: list[str], close: str) -> list[str]:
 
 
 def take(counter: str, total: str) -> list[str]:
-    """Take a ticket of a counter: `last` says whether `total` are taken with it.
+    """Return lines that take a ticket: `last` is true for ticket number `total`.
 
-    It releases what came before the barrier above it, and acquires what the others
-    released: who takes the last one sees what all have written.
+    The operation releases the writes before the barrier above it, and acquires those
+    that others released. So the program with the last ticket reads all writes.
     """
     return [
         f'taken = tl.atomic_add({counter}, 1, sem="acq_rel", scope="gpu")',
@@ -31,5 +29,5 @@ def take(counter: str, total: str) -> list[str]:
 
 
 def give_back(counter: str) -> str:
-    """Make a counter fit for the next launch."""
+    """Return the line that resets a counter for the next launch."""
     return f"tl.store({counter}, 0)  # for the next launch"

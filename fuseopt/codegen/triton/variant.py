@@ -1,8 +1,8 @@
-"""A variant -> Triton: what all its functions are made of.
+"""Common parts of a variant's Triton functions.
 
-Element code is a function of its own, `element<n>`. The general path takes lanes whose
-tensors differ in layout or are not aligned, and the last few elements of a lane. What
-lane code stores is written by the program that takes the lane's last ticket.
+Element code is a separate function, `element<n>`. The general path takes lanes whose
+tensors differ in layout or are not aligned, and the last few elements of a lane. The
+program with the lane's last ticket writes the stores of lane code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..optable import TRITON_TYPES as TYPES
 from .power import side_by_side
 from .text import give_back, indent, over_lines, take
 
-#: Fields of a lane's record before its addresses, and what `layout` holds for lanes
+#: Fields of a lane's record before its addresses, and the value of `layout` for lanes
 #: without geometry. The runtime's tables follow these.
 RECORD = 4
 FLAT, ALIGNED = -1, -2
@@ -24,14 +24,14 @@ CHUNK_FIELDS = 4
 
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
-#: After the loads of the main path.
+#: The code after the loads of the main path.
 UNDER_WAY = """\
 # All loads are under way before the first is waited for. To save registers, the
 # assembler would begin some when others' numbers are used up; but nothing can be
 # computed without the lane's numbers, which are asked for behind this barrier.
 tl.debug_barrier()
 """
-#: Above a lane's stores.
+#: The comment and the ticket above a lane's stores.
 TICKET = """\
 # Every program of the lane reads what is stored here. Each takes a ticket when it is
 # done, and the one that takes the last stores. All its threads' reads come before
@@ -66,7 +66,8 @@ class Function:
         used.update(i for i, _ in self.element_stores)
         used.update(variant.instrs[i].args[0] for i in variant.folds)
         self.lane = frozenset(variant.lane_code)
-        #: what element code takes from lane code, and the constants it names
+        #: the numbers that element code takes from lane code, and the constants it
+        #: names
         lane = used & set(variant.lane_code)
         self.handed = sorted(i for i in lane if not self.is_const(i))
         self.consts = sorted(i for i in used if self.is_const(i))
@@ -78,12 +79,12 @@ class Function:
         return f"x{i}"
 
     def assign(self, i: int) -> str:
-        """The line that computes instruction i, which is no load."""
+        """Return the line that computes instruction i, which is no load."""
         instr = self.v.instrs[i]
         if instr.op == "const":
             value = optable.triton_literal(float(instr.attr or 0.0), instr.dtype)
         elif instr.op == "tail":
-            # a GPU's loops leave nothing over
+            # a GPU's loops have no leftover elements
             value = optable.triton_literal(0.0, "b8")
         elif instr.op == "scalar":
             value = optable.triton_cast(
@@ -101,9 +102,9 @@ class Function:
         return f"{self.name(i)} = {value}"
 
     def unrounded(self, i: int) -> int | None:
-        """The f32 number that instruction i has back after it was rounded to a half.
+        """Return the f32 number that instruction i reads back after rounding to a half.
 
-        "fast" goes on with it; what is stored is rounded all the same.
+        "fast" numerics use it directly; stores are rounded nevertheless.
         """
         instrs = self.v.instrs
         if not self.fast or instrs[i].op != "cast" or instrs[i].dtype != "f32":
@@ -135,17 +136,17 @@ class Function:
 
     @property
     def arguments(self) -> list[str]:
-        """What element code takes: what was loaded, indices, lane code's numbers."""
+        """Return the arguments of element code: loaded values, indices, lane data."""
         return [self.name(i) for i in (*self.loads, *self.indices, *self.handed)]
 
     def element(self) -> list[str]:
-        """Arithmetic of an element -> results to store, then what is folded."""
+        """Return a function of an element: results to store, then values to fold."""
         return self.arithmetic(f"element{self.number}", self.arguments, {})
 
     def arithmetic(
         self, name: str, args: list[str], instead: Mapping[int, str]
     ) -> list[str]:
-        """A function of element code; `instead`: how some instructions are computed."""
+        """Return a function of element code; `instead`: replaced instructions."""
         given = {*self.loads, *self.indices}
         code = [i for i in self.v.code if i not in given]
         body = [self.assign(i) for i in self.consts if i not in code]
@@ -165,7 +166,9 @@ class Function:
         ]
 
     def call(self, name: str, args: list[str]) -> list[str]:
-        """Element code: results are y<slot>, what fold i takes is f<i>."""
+        """Return a call of element code: results are y<slot>, the operand of fold i is
+        f<i>.
+        """
         results = [f"y{s}" for _, s in self.element_stores]
         results += [f"f{i}" for i in self.v.folds]
         return (
@@ -175,7 +178,7 @@ class Function:
     def element_loads(
         self, place: Mapping[int, str], mask: str = ", mask=mask", rows: str = ""
     ) -> list[str]:
-        """`rows`: what makes a column of the addresses of several lanes."""
+        """Return the loads; `rows`: makes the addresses of several lanes a column."""
         instrs = self.v.instrs
         lines = [
             self.load(i, place[int(instrs[i].attr or 0)], mask) for i in self.loads
@@ -197,7 +200,7 @@ class Function:
         ]
 
     def apply(self, place: Mapping[int, str], rows: str = "") -> list[str]:
-        """Loads, element code, stores; `rows`: as of `element_loads`."""
+        """Return loads, element code, stores; `rows` as in `element_loads`."""
         return [
             *self.element_loads(place, rows=rows),
             *self.call(f"element{self.number}", self.arguments),
@@ -205,7 +208,9 @@ class Function:
         ]
 
     def ticket(self) -> list[str]:
-        """Store lane numbers when no program of the lane will read them any more."""
+        """Return stores of lane numbers, once no program of the lane reads them any
+        more.
+        """
         if not self.lane_stores:
             return []
         stores = [self.store(i, s, f"p{s}", f"x{i}", "") for i, s in self.lane_stores]
@@ -222,15 +227,15 @@ class Function:
 
     @property
     def tells(self) -> bool:
-        """Does the variant's function say whether a lane is done?"""
+        """Does the variant's function return whether a lane is done?"""
         return makes_numbers(self.v)
 
     def shell(
         self, body: list[str], results: list[int], early: Sequence[str] = ()
     ) -> list[str]:
-        """A variant's function: addresses and lane code, then `body`.
+        """Return a variant's function: addresses and lane code, then `body`.
 
-        `results`: slots of results. `early`: what is begun before lane code.
+        `results`: slots of results. `early`: lines that begin before lane code.
         """
         v = self.v
         lines = [
@@ -252,12 +257,12 @@ class Function:
         return ["@triton.jit", *head, *indent(lines)]
 
     def lane_lines(self) -> list[str]:
-        """Loads of a lane's numbers, then lane code."""
+        """Return loads of a lane's numbers, then lane code."""
         first, rest = self.lane_parts()
         return [*first, "", *rest]
 
     def lane_parts(self, alone: bool = False) -> tuple[list[str], list[str]]:
-        """Lane code: what it loads, and what it computes.
+        """Return lane code: its loads, and its arithmetic.
 
         `alone`: for one lane, whose powers may be computed side by side.
         """
@@ -270,7 +275,7 @@ class Function:
             for i in loaded
         ]
         lane = [i for i in v.lane_code if i not in set(loaded)]
-        # a constant that element code alone uses is named there
+        # a constant that only element code uses is named there
         needed = {a for i in (*lane, *v.output_code) for a in v.instrs[i].args}
         needed.update(i for i, s in v.stores if v.slots[s].domain != "element")
         lane = [i for i in lane if i in needed or not self.is_const(i)]
@@ -279,8 +284,10 @@ class Function:
         return numbers, self.in_rounds(lane)
 
     def in_rounds(self, lane: Sequence[int]) -> list[str]:
-        """Lane code in the order of rounds: powers that depend on no other of a round
-        are computed side by side, see `power.side_by_side`.
+        """Return lane code in the order of rounds.
+
+        Independent powers of a round are computed side by side, see
+        `power.side_by_side`.
         """
         instrs = self.v.instrs
         rounds: dict[int, int] = {}
@@ -310,7 +317,7 @@ class Function:
         return self.v.instrs[i].op == "pow" and self.v.instrs[i].dtype == "f32"
 
     def walk(self, slots: Sequence[int]) -> list[str]:
-        """One dimension of an odometer: offsets of element slots."""
+        """Return one dimension of an odometer: offsets of element slots."""
         return [
             "size = tl.load(shape + dims - d)",
             "index = rest % size",
@@ -327,9 +334,9 @@ class Function:
         each: Sequence[str] = (),
         after: Sequence[str] = (),
     ) -> list[str]:
-        """The general path: any strides, any alignment, and what groups leave over.
+        """Return the general path: any strides, any alignment, and leftover elements.
 
-        `before`, `each`, `after`: what is done around the loop, and after each turn.
+        `before`, `each`, `after`: lines around the loop, and after each turn.
         """
         slots = self.element_slots
         loop = [
@@ -357,7 +364,7 @@ class Function:
 
     @property
     def rest(self) -> list[str]:
-        """What the general path takes."""
+        """Return the arguments of the general path."""
         pointers = [f"p{s}" for s in self.element_slots]
         numbers = [self.name(i) for i in self.handed]
         return ["layout", "geometry", "start", "begin", "count", *pointers, *numbers]
