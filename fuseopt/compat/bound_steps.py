@@ -209,7 +209,7 @@ def _watch_names(look: Callable[[], None]) -> None:
             watched = _Name(name)
             entry = {watched: point}
             vars(watched)["look"] = look
-            # no Python code runs between the two: no thread sees the name missing
+            # no Python code runs between the two, so the name is never missing
             both = partial(table.pop, name, None), partial(table.update, entry)
             [*map(partial.__call__, both)]
 

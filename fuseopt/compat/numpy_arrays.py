@@ -28,7 +28,7 @@ SAME = frozenset(
 
 
 def other_arithmetic(gm: torch.fx.GraphModule) -> str:
-    """What a graph computes of arrays with other bits than numpy's, "" if nothing."""
+    """Return arithmetic on arrays whose bits are not numpy's, "" if there is none."""
     for node in gm.graph.nodes:
         name = ""
         if _wraps(node):

@@ -140,9 +140,10 @@ def refused_graph(gm: torch.fx.GraphModule) -> str:
 
 
 def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
-    """Why a graph may not be made a step whatever torch has, and whose step it is: an
-    argument comes from where nothing is known of, its trace was refused, or torch does
-    in it what numpy does.
+    """Return why no torch can make a step of this graph, and whose step it is.
+
+    An argument comes from an unsupported source, its trace was refused, or torch
+    computes in it what numpy does.
     """
     why = tracing.refusal or strange_input(gm) or other_arithmetic(gm)
     return why, (tracing.owners or tracing.given or _owners()) if why else []

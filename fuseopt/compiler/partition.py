@@ -407,9 +407,8 @@ def _cut(
 ) -> GraphModule:
     """Make a graph of some calls, each in its original grad mode."""
     graph = Graph()
-    copies: dict[Node, Node] = {}
+    copies = {x: graph.placeholder(x.name) for x in inputs}
     for x in inputs:
-        copies[x] = graph.placeholder(x.name)
         copies[x].meta = dict(x.meta)
     mode = facts.entry
 

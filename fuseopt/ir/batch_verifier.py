@@ -42,8 +42,9 @@ def check_batches(
 def check_branches(
     graph: Graph, schedule: Schedule, near: Mapping[int, Sequence[int]]
 ) -> None:
-    """Raise GraphError unless branches have each step of a series once, and none of
-    them touches memory that another one writes, or the place of it in the arena.
+    """Raise GraphError unless branches have each step of a series once.
+
+    No branch may touch memory that another one writes, or its place in the arena.
     """
     for start, branches in schedule.branches.items():
         places = sorted(i for branch in branches for i in branch)

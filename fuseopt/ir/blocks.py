@@ -36,7 +36,7 @@ def sizes_of(instrs: Iterable[Instr]) -> set[int]:
 
 
 def read_by_block(instrs: Sequence[Instr]) -> dict[int, int]:
-    """What has a number for each block, by the attribute of its load: their size."""
+    """Return the size of blocks of each slot that is read by block."""
     return {
         int(instrs[i.args[0]].attr or 0): int(i.attr or 0)
         for i in instrs
@@ -51,7 +51,7 @@ def write_by_block(body: Body, k: int) -> int:
 
 
 def uniform(instrs: Sequence[Instr], elements: Iterable[int]) -> frozenset[int]:
-    """Those of the instructions of elements that give a block's elements one number."""
+    """Return the instructions whose result all elements of a block share."""
     inside = set(elements)
     found: set[int] = set()
     for x in sorted(inside):

@@ -243,13 +243,13 @@ ALIGNED = 64
 class MemoryPlan:
     """Places of a schedule's temps, by storage; other temps are allocated at each call.
 
-    `offsets`: the first byte in the step's arena, which is `size` bytes long; two
-    storages may have one place if no block of a run touches both. `returned`: an extern
-    returns it, so that nobody else allocates. `loose`: no kernel and no other view sees
-    it, so that it keeps the strides with which an extern returns it. `freed[i]`: what
-    nobody looks at once the step at place i has run; () if nothing is given back before
-    the last step has ended. `remote`: of each other device than the CPU, the first byte
-    and the end of its part of the arena; the CPU's part is the last one.
+    `offsets`: the first byte in the step's arena, which has `size` bytes. Two storages
+    may share a place if no block of a run touches both. `returned`: an extern allocates
+    and returns it. `loose`: no kernel and no other view reads it, so it keeps the
+    strides with which an extern returns it. `freed[i]`: storages that no step reads
+    after the step at place i; () if none is freed before the last step ends. `remote`:
+    for each accelerator, the first byte and the end of its part of the arena. The CPU's
+    part is the last one.
     """
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -268,10 +268,10 @@ Step = Kernel | Run | Extern | Batch
 class Schedule:
     """Kernels and externs in running order, and refusals to fuse.
 
-    `temps` are the temp buffers that need memory; `memory` says where they get it, and
-    `stacks` which of them lie one behind the other. `alone`: products of matrices that
-    no Batch has. `branches`: of a series of ATen calls, by the place of its first step,
-    the places of the steps of each branch; a device may run branches at one time.
+    `temps`: the temp buffers that need memory. `memory`: where they get it. `stacks`:
+    temps that are adjacent. `alone`: products of matrices that no Batch has.
+    `branches`: for a series of ATen calls, by the place of its first step, the places
+    of the steps of each branch. A device may run branches at one time.
     """
 
     steps: tuple[Step, ...]

@@ -69,9 +69,10 @@ def _line(count: int) -> list[float]:
 
 
 def dynamic_map(signed: bool) -> Part:
-    """The 256 numbers of dynamic quantization (T. Dettmers, arXiv 1511.04561), as
-    bitsandbytes and torchao compute them: 7 decades, each with twice as many numbers as
-    the one below it, then 0 and 1.
+    """Return the 256 numbers of dynamic quantization (T. Dettmers, arXiv 1511.04561).
+
+    bitsandbytes and torchao compute the same: 7 decades, each with twice as many
+    numbers as the one below it, then 0 and 1.
     """
     found = [0.0, 1.0]
     for i in range(7):
@@ -85,8 +86,8 @@ def dynamic_map(signed: bool) -> Part:
 
 
 def _nearest(values: Sequence[float]) -> Part:
-    """Where torchao's rule goes to the next number of a map: from the half of the way
-    between two on, in arithmetic of float32.
+    """Return where torchao's rule goes to the next number of a map: half of the way
+    between two numbers, in arithmetic of float32.
     """
 
     def step(low: float, high: float) -> float:
@@ -119,8 +120,9 @@ def _float8(mantissa: int, bias: int, ends: bool) -> Part:
 
 
 def _even(values: Sequence[float], *end: float) -> Part:
-    """Where rounding to the nearest, ties to even, goes to the next code. `end`: the
-    number that would follow the last one, of a type with an infinity.
+    """Return where rounding to the nearest, ties to even, goes to the next code.
+
+    `end`: the number that would follow the last one, of a type with an infinity.
     """
     finite = [x for x in values[:128] if math.isfinite(x)]
     steps = []

@@ -293,9 +293,11 @@ def _seen_by(v: Variant) -> Iterator[int]:
 
 
 def _check_memory(graph: Graph, schedule: Schedule) -> None:
-    """Each place in the arena is a temp's that kernels of the CPU alone see, or that
-    lies in a stack of its device, and lies apart from all others that one launch sees.
-    That what lies there is still there when it is read, is for `prove` to show.
+    """Check the arena: each place belongs to a temp that only kernels of the CPU touch,
+    or to one in a stack of its device.
+
+    Places that one launch touches must be disjoint. `difference` shows that a place
+    still holds its value when a step reads it.
     """
     plan = schedule.memory
     members: dict[int, list[Buffer]] = {}

@@ -99,7 +99,7 @@ def _of_series(
 def _places(
     graph: Graph, schedule: Schedule, series: Sequence[Step]
 ) -> list[tuple[int, int, int]]:
-    """Where in the arena each step of a series has something: first byte, end, step."""
+    """Return the places of a series in the arena: first byte, end, step."""
     offsets = schedule.memory.offsets
     members: dict[int, list[Buffer]] = {}
     for b in graph.buffers:

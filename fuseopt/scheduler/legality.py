@@ -21,8 +21,8 @@ class Pair:
 
     `space` is the index space (shape) of a node's result. `kind`: "raw" (consumer reads
     what producer wrote), "war" or "waw". `buffer` is what both touch; `exact` is False
-    when they touch it through different, overlapping views. `shared` says that it is
-    one number that many lanes use and the step changes. `by_block`: `buffer` has a
+    when they touch it through different, overlapping views. `shared`: it is one
+    number that many lanes use and the step changes. `by_block`: `buffer` has a
     number for each block of elements, which the producer reads and the consumer writes.
     """
 

@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
 
 
 class Batching(Protocol):
-    """What the batches of products depend on besides the graph.
+    """The inputs of batching besides the graph.
 
     `bytes`: the most bytes of one operand of a batch; what has more is several batches.
     """

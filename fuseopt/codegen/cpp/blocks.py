@@ -1,9 +1,9 @@
 """The C++ of a variant whose elements have numbers in common by blocks.
 
-Element code runs block by block, in stages: each fold of a block ends one. What a later
-stage needs waits in arrays of a block's size, which are to it tensors like others; so a
-stage is written as a variant of its own. Numbers of a block are computed once between
-the stages.
+Element code runs block by block, in stages: each fold of a block ends one. Arrays of a
+block's size hold what a later stage needs. To that stage they are tensors, so each
+stage is written as its own variant. Numbers of a block are computed once between the
+stages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from .walk import gathers, rooms, scatters
 
 
 class _Stages:
-    """What runs when. `level` of an instruction: the stage that has its result, or
-    before which it is there, if it is `common` to a block's elements. `waiting`: what
-    is kept in arrays, and the slot of each.
+    """The stages of a variant.
+
+    `level` of an instruction: the stage that computes its result, or the stage before
+    which it exists, if it is `common` to a block's elements. `waiting`: the results
+    that arrays keep, and the slot of each.
     """
 
     def __init__(self, v: Variant) -> None:

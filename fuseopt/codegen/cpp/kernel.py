@@ -24,8 +24,8 @@ from .variant import Function, has_elements, has_lane_phase, remembers
 #: Without this flag, GCC replaces a conversion from float to integer and back by
 #: `trunc`. That keeps the sign of zero, and numbers that no integer holds.
 KEEP_CONVERSIONS = '#pragma GCC optimize("trapping-math")\n'
-#: Else GCC reads the words of a table one by one where it takes the processor to be one
-#: of no kind that it knows, two or three times slower than with its gathers.
+#: Without this, GCC reads the words of a table one by one on a processor of an unlisted
+#: kind. Its gathers are two or three times as fast.
 GATHER = """\
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("tune=haswell")

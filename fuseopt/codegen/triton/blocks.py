@@ -1,7 +1,7 @@
 """A variant whose elements have numbers in common by blocks -> Triton.
 
-A chunk is some whole blocks. A program computes all of a chunk before it goes on to the
-next one, as a matrix with a row for each block where a number of a block is folded.
+A chunk is some whole blocks. A program computes all of a chunk before the next one.
+Where it folds a number of a block, the chunk is a matrix with a row for each block.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def tables_of(variants: Iterable[Variant]) -> list[int]:
 
 
 def _places(kernel: Kernel) -> dict[int, tuple[int, int]]:
-    """Of each table the place of its values and its steps, in float32 before the
+    """Return the place of each table's values and of its steps, in float32 before the
     geometry of lanes.
     """
     places, at = {}, 0

@@ -200,16 +200,18 @@ class Chunks:
 
     @property
     def of_flat(self) -> list[str]:
-        """What the path of lanes takes whose tensors are not all at 16 bytes."""
+        """Return arguments of the path of lanes whose tensors are not all aligned."""
         pointers = [f"p{s}" for s in self.w.element_slots]
         numbers = [self.w.name(i) for i in self.w.handed]
         return ["layout", "start", "count", *pointers, *numbers]
 
     def flat(self) -> list[str]:
-        """The path of lanes whose tensors are not all at 16 bytes, one flat index for
-        all: it loads number by number, but half as many at a time as the main path,
-        four times as many as the general one. All of them would take more registers
-        than the main path (AdamW 167 for 147), half take no more.
+        """Return the path of lanes whose tensors are not all at 16 bytes, with one flat
+        index for all tensors.
+
+        It loads number by number, half as many at a time as the main path, and four
+        times as many as the general one. All of them would take more registers than the
+        main path (AdamW 167 instead of 147); half take no more.
         """
         w = self.w
         slots = w.element_slots
