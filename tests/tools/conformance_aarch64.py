@@ -30,7 +30,7 @@ RUNS = (
     "torch.optim:AdamW:bfloat16",
     "torch.optim:AdamW:float16",
     "lion_pytorch:Lion:float32",
-    "timm.optim:Lamb:float32",
+    "pytorch_optimizer:Lamb:float32",
     "schedulefree:AdamWScheduleFree:float32",
 )
 SECTION = """
