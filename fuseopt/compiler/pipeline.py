@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -40,6 +41,8 @@ from .timing import Clock
 
 #: The largest number of compilers that run at once.
 COMPILERS = 4
+#: What the text of a kernel has that adds up.
+SUMS = "struct SumRun"
 
 
 class Lowered(NamedTuple):
@@ -196,6 +199,7 @@ def _lower(
     sources = {k.name: targets[k.name].render(k) for k in plan.kernels}
     if not compat.VECTORS.available():
         _refuse_vectors(source.text for source in sources.values())
+    _refuse_folds(source.text for source in sources.values())
     clock.lap("codegen")
     return Lowered(captured, plan, sources, targets, places)
 
@@ -206,6 +210,19 @@ def _refuse_vectors(texts: Iterable[str]) -> None:
         raise EagerOnly(
             f"torch {torch.__version__} lacks vector-library, whose functions have "
             f"eager's bits ({compat.VECTORS.missing()})"
+        )
+
+
+def _refuse_folds(texts: Iterable[str]) -> None:
+    """Raise EagerOnly where a kernel adds up and torch's order is unknown: on aarch64
+    with other registers than NEON's.
+    """
+    if platform.machine() not in ("aarch64", "arm64"):
+        return
+    registers = torch.backends.cpu.get_cpu_capability()
+    if registers != "DEFAULT" and any(SUMS in text for text in texts):
+        raise EagerOnly(
+            f"torch adds up in {registers} registers here, whose order no kernel has"
         )
 
 

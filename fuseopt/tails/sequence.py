@@ -106,7 +106,8 @@ def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
         for found_inf in measured.found_infs:
             skips.append(skip_of(self, found_inf, norm, all_grads[0].device))
     unit_grads = all_grads
-    if self.adaptive is not None and self.max_norm is None and self.max_value is None:
+    no_other_clip = self.max_norm is None and self.max_value is None
+    if self.adaptive is not None and no_other_clip and self.factor is None:
         # scaled again for the norms of units: a lane cannot have two kinds of norms
         unit_grads = as_seen(self, grads_of_each, inverse)
     if self.divisor is not None:

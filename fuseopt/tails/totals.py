@@ -112,7 +112,10 @@ class Totals:
         if graph is None:
             graph = _TotalsGraph(content, grads, cells, self.config, self.notify)
         self._graphs[key] = graph
-        return Ahead(graph, other_inputs, read_grads, cells, graph.factors)
+        factors = graph.factors
+        if content["factor"] is not None:  # of an earlier clip, so none is made here
+            factors = factors._replace(clips=content["factor"])
+        return Ahead(graph, other_inputs, read_grads, cells, factors)
 
     def drop(self, ahead: Ahead) -> None:
         """Release a graph that does not fit the present gradients."""

@@ -227,6 +227,29 @@ def test_eager_that_raises_is_not_run() -> None:
     )
 
 
+class Asks(Simple):
+    """Its step needs a closure."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"])
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("make", "outcome"), [(Asks, "equal"), (torch.optim.LBFGS, "refused")]
+)
+def test_a_step_that_needs_a_closure_gets_one(make: Any, outcome: str) -> None:
+    found = run(make)
+    assert found.outcome == outcome
+    assert found.steps == LEAST
+
+
 def test_without_a_rate_nothing_moves() -> None:
     class Bare(Optimizer):
         def __init__(self, params: Any) -> None:

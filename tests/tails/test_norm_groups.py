@@ -92,6 +92,38 @@ def test_the_step_of_a_tail_scales_what_it_reads(dtype: torch.dtype) -> None:
     assert launches == [1, 1]
 
 
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stats": True},
+        {"clip_grad_adaptive": 0.01},
+        {"clip_grad_value": 0.01, "grad_divisor": 2.0, "zero_grad": "zeros"},
+    ],
+    ids=["stats", "adaptive", "value"],
+)
+def test_beside_other_options(more: dict[str, Any], many: int) -> None:
+    """Whether few lanes lead, or all are traced."""
+    got, want = ([params()[0] for _ in range(3 * many)] for _ in range(2))
+    opt, plain = (torch.optim.AdamW(x, lr=0.1) for x in (got, want))
+    groups = [fuseopt.NormGroup(got[:2]), fuseopt.NormGroup(got[2:])]
+    tail = fuseopt.tail(opt, clip_grad_norm=0.1, norm_groups=groups, **more)
+    rest = {**more, "grad_divisor": None}
+    beside = fuseopt.tail(plain, **rest)
+    for _ in range(4):
+        for p, q in zip(got, want, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        out = tail()
+        if "grad_divisor" in more:
+            torch._foreach_div_([q.grad for q in want], more["grad_divisor"])
+        torch.nn.utils.clip_grads_with_norm_(want, 0.1, out.norm)
+        beside()
+        for p, q in zip(got, want, strict=True):
+            assert torch.equal(p, q)
+    assert not [r for r in fuseopt.reports() if r.fallback]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite(bad: float) -> None:
     got, want = params(), params()

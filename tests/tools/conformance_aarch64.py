@@ -30,7 +30,7 @@ RUNS = (
     "torch.optim:AdamW:bfloat16",
     "torch.optim:AdamW:float16",
     "lion_pytorch:Lion:float32",
-    "timm.optim:Lamb:float32",
+    "pytorch_optimizer:Lamb:float32",
     "schedulefree:AdamWScheduleFree:float32",
 )
 SECTION = """
@@ -39,7 +39,8 @@ SECTION = """
 torch's build for aarch64 ran these under an emulator of a Neoverse N1 (`qemu-aarch64`),
 with kernels from GCC's cross compiler: `python -m tests.tools.conformance_aarch64`. The
 emulator shows bits and not speed. No aarch64 processor has run them yet. All runs have
-the events and the control of the runs above.
+the events and the control of the runs above. Where torch takes SVE registers, its sums
+have another order, and a step with sums runs in eager.
 [conformance-aarch64.json](conformance-aarch64.json) has every row in full.
 
 | dtype | outcome | optimizers |

@@ -7,11 +7,19 @@ kept, results are columns, folded side by side.
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...ir.geometry import Shape, numel
 from ...ir.graph import NATIVE
+
+
+@functools.cache
+def register_bytes() -> int:
+    """Bytes of a vector register in eager's reductions on a CPU; see `folds.h`."""
+    return 16 if platform.machine() in ("aarch64", "arm64") else 32
 
 
 def result_strides(
@@ -117,7 +125,8 @@ def rows(lane: Folding) -> list[int]:
     (run,) = reduced.sizes(folded[-1:])
     contiguous = operand[folded[-1][-1]] == 1 or run == 1
     # numbers in one of eager's registers: it folds shorter rows one by one
-    register = 16 if lane.loaded != NATIVE else 32 // lane.size
+    bytes_of_one = register_bytes()
+    register = bytes_of_one // (2 if lane.loaded != NATIVE else lane.size)
     # neighbours in the operand are one run, though other tensors part them
     joined, k = 1, len(folded) - 1
     while k > 0:
@@ -130,7 +139,7 @@ def rows(lane: Folding) -> list[int]:
     group = 0
     if column and one_run and operand[column[-1]] < operand[folded[-1][-1]]:
         wide = operand[column[-1]] == 1 and width >= register
-        group = 4 * 32 // max(lane.size, 4) if wide else 4
+        group = 4 * bytes_of_one // max(lane.size, 4) if wide else 4
     like = [k for k, t in enumerate(lane.elements) if t == operand]
     leader = like[0] if like and lane.dense else -1
     table = [int(reduced.columns), int(contiguous), group, leader, joined]

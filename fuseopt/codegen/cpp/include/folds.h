@@ -1,5 +1,9 @@
-// Bytes of a vector register in eager's reductions, on any x86 processor.
+// Bytes of a vector register in eager's reductions: on any x86 processor, and NEON's.
+#ifdef __aarch64__
+static const int64_t REGISTER = 16;
+#else
 static const int64_t REGISTER = 32;
+#endif
 // Results folded side by side where the reduced dimension is not the innermost.
 static const int64_t COLUMNS = 32;
 // Elements that are computed before they are folded: SOME stay in the first cache, MANY
@@ -11,6 +15,16 @@ static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fused(double a, double b, double c) {
   return __builtin_fma(a, b, c);
+}
+
+// Adds the square of x. Processors of aarch64 have the fused instruction, and eager's
+// compiler takes it there.
+template <class T> static inline T squared(T x, T sum) {
+#ifdef __aarch64__
+  return fused(x, x, sum);
+#else
+  return sum + x * x;
+#endif
 }
 
 // Adds a sequence of vectors of V numbers. ROWS sums take turns, each in four levels: a
@@ -184,7 +198,7 @@ template <class T, int FROM> struct SquaresRun {
   static T of(const T* x, int64_t n, bool dense) {
     const int64_t plain = dense && FROM != FROM_F16 ? n / 4 * 4 : n;
     T sum = 0;
-    for (int64_t i = 0; i < plain; ++i) sum += x[i] * x[i];
+    for (int64_t i = 0; i < plain; ++i) sum = squared(x[i], sum);
     for (int64_t i = plain; i < n; ++i) sum = fused(x[i], x[i], sum);
     return sum;
   }
@@ -202,14 +216,18 @@ template <class T, int FROM> struct SquaresRun {
     __builtin_memcpy(&sums, lanes, sizeof sums);
     for (const T* end = x + n; x < end; x += W) {
       __builtin_memcpy(&own, x, sizeof own);
+#ifdef __aarch64__
+      for (int k = 0; k < W; ++k) sums[k] = fused(own[k], own[k], sums[k]);
+#else
       sums += own * own;
+#endif
     }
     __builtin_memcpy(lanes, &sums, sizeof sums);
   }
   void feed(const T* x, int64_t n) {
     if (!wide) {
       T sum = total;
-      for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
+      for (int64_t i = 0; i < n; ++i) sum = squared(x[i], sum);
       total = sum;
       return;
     }
@@ -227,7 +245,7 @@ template <class T, int FROM> struct SquaresRun {
     for (int k = 1; k < W; ++k) sum += lanes[k];
     // eager's compiler took what is left over by four, and contracted the rest
     for (int k = 0; k < count; ++k)
-      sum = k < count / 4 * 4 ? sum + held[k] * held[k] : fused(held[k], held[k], sum);
+      sum = k < count / 4 * 4 ? squared(held[k], sum) : fused(held[k], held[k], sum);
     return sum;
   }
 };
@@ -347,7 +365,7 @@ template <class T> struct SquaresColumns {
   static bool few(int64_t, bool) { return true; }
   static T of(const T* x, int64_t n, int64_t step, bool) {
     T sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += x[i * step] * x[i * step];
+    for (int64_t i = 0; i < n; ++i) sum = squared(x[i * step], sum);
     return sum;
   }
   void open(bool) {
@@ -355,7 +373,7 @@ template <class T> struct SquaresColumns {
   }
   void next(int64_t) {}
   void feed(const T* x) {
-    for (int v = 0; v < COLUMNS; ++v) total[v] += x[v] * x[v];
+    for (int v = 0; v < COLUMNS; ++v) total[v] = squared(x[v], total[v]);
   }
   const T* close() { return total; }
 };
