@@ -43,8 +43,8 @@ COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
 #: The same on a device, where a launch takes as long as more work does. Both numbers
 #: are derived from its peak, and were not measured.
 MOST_REMOTE, COPY_REMOTE = 1 << 30, 1 << 18
-#: Bytes between the rows of a result that are not adjacent, and their alignment: those
-#: of a single call on the CPU, and on a device. Libraries of devices check 256 bytes.
+#: Bytes between rows of a result that are not adjacent, and their alignment: those of a
+#: single call on the CPU, and on a device. Libraries of devices check 256 bytes.
 GAP, GAP_REMOTE = 64, 256
 #: Numbers that BLAS treats apart.
 APART = (0.0, 1.0, -1.0)
