@@ -146,6 +146,8 @@ def same_bits(got: Tensor, want: Tensor) -> bool:
         return False
     if got.is_complex():
         got, want = torch.view_as_real(got), torch.view_as_real(want)
+    if got.is_floating_point() and got.element_size() == 1:
+        got, want = got.float(), want.float()
     equal = (got == want) & (torch.signbit(got) == torch.signbit(want))
     return bool((equal | (got.isnan() & want.isnan())).all())
 

@@ -145,11 +145,19 @@ class Training:
         if not eager:
             self._compile()
         self.saved = self._saved()
+        #: steps so far, and when it was saved
+        self.steps = self.steps_saved = 0
 
     @property
     def by_hand(self) -> bool:
         """Are there masters that the training itself casts?"""
         return self.eager and self.choice.master is not None
+
+    @property
+    def _storage(self) -> Any:
+        """The format, of small parameters too."""
+        name = self.choice.storage
+        return None if name is None else fuseopt.Storage(name, least=0)
 
     def _wide(self, p: Any) -> Any:
         return torch.nn.Parameter(p.detach().float()) if self.by_hand else p
@@ -157,7 +165,7 @@ class Training:
     def _made(self, groups: Any, rng: random.Random) -> Any:
         choice = self.choice
         if choice.master and not self.eager:
-            kinds: Any = {"master": choice.master, "storage": choice.storage}
+            kinds: Any = {"master": choice.master, "storage": self._storage}
             return MasterOptimizer(
                 groups, lambda g: BUILDS[choice.name](g, rng), **kinds
             )
@@ -168,7 +176,7 @@ class Training:
         if choice.master:
             return
         if choice.way == "own" or choice.storage:
-            fuseopt.compile(self.optimizer, storage=choice.storage)
+            fuseopt.compile(self.optimizer, storage=self._storage)
             self.step_itself = self.optimizer.step
         elif choice.way == "bound":
             self.step_itself = torch.compile(self.step_itself, backend="fuseopt")
@@ -202,6 +210,7 @@ class Training:
 
     def step(self) -> Tensor | None:
         """Clip, step, average within what is around; the total norm."""
+        self.steps += 1
         with STATES[self.around]() if self.around else contextlib.nullcontext():
             if self.tail is not None:
                 norm: Tensor | None = self.tail().norm
@@ -273,12 +282,14 @@ class Training:
         return [number[id(p)] for p in self.stepped()]
 
     def save(self) -> None:
-        self.saved = self._saved()
+        self.saved, self.steps_saved = self._saved(), self.steps
 
     def load(self, in_full: bool = False) -> None:
         """Load what was saved; `in_full`: unpacked, as by `fuseopt.full_precision`."""
         if self.saved[-1] != self._order():
             return
+        if self.choice.storage == "bf16-stochastic" and not self.steps_saved:
+            return  # state that is made anew draws other numbers
         state, packed, wide, _ = copy.deepcopy(self.saved)
         if not self.eager:
             state = fuseopt.full_precision(state) if in_full else state
