@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
@@ -32,21 +32,22 @@ MAX_KINDS = 6
 TWINS = 2
 
 
-class ReadsSizes(Unlike):
+class ReadsSizes(LanesDiffer):
     """The step reads sizes, so lanes of other sizes must be of other kinds."""
 
 
 class Universe:
     """The kinds of lanes of an optimizer, each with models: meta tensors with
-    gradients. Raises Unlike.
+    gradients. Raises LanesDiffer.
 
-    `loose`: may lanes of one kind have other sizes? `key`: equal for equal kinds.
+    `ignore_sizes`: may lanes of one kind have other sizes? `key`: equal for equal
+    kinds.
     """
 
-    def __init__(self, optimizer: Optimizer, loose: bool) -> None:
-        self.loose = loose
+    def __init__(self, optimizer: Optimizer, ignore_sizes: bool) -> None:
+        self.ignore_sizes = ignore_sizes
         self.counters = compat.can_stay_symbolic()
-        lanes = Lanes(optimizer, loose, self.counters)
+        lanes = Lanes(optimizer, ignore_sizes, self.counters)
         #: are there lanes of one kind with other sizes?
         self.reshaped = lanes.reshaped()
         n = len(optimizer.param_groups)
@@ -68,7 +69,7 @@ class Universe:
                     for _ in range(TWINS)
                 ]
             )
-        self.key = loose, frozenset(keys)
+        self.key = ignore_sizes, frozenset(keys)
 
     def _model(
         self, lane: torch.Tensor, state: dict[str, Any] | None, group: int
@@ -84,13 +85,13 @@ class Universe:
         return model
 
     def check(self, optimizer: Optimizer, function: Callable[..., Any]) -> None:
-        """Raise Unlike unless `function`, the step of an optimizer, does the same to
-        some of these lanes whether others are present or not. Raises ReadsSizes if it
-        does so only for lanes of equal sizes.
+        """Raise LanesDiffer unless `function`, the step of an optimizer, does the same
+        to some of these lanes whether others are present or not. Raises ReadsSizes if
+        it does so only for lanes of equal sizes.
         """
         groups = optimizer.param_groups
         if len(groups) != len(self.lists):
-            raise Unlike("its groups change during a backward")
+            raise LanesDiffer("its groups change during a backward")
         shadow: Any = stand_in(optimizer)
         vars(shadow).update(attributes_of(optimizer))
         shadow.state = self.state
@@ -104,7 +105,7 @@ class Universe:
         if proof.why and self.counters:
             proof = prove(function, shadow)
         if proof.why:
-            raise Unlike(proof.why)
+            raise LanesDiffer(proof.why)
         if proof.sizes and self.reshaped:
             raise ReadsSizes("it reads sizes, in which lanes differ")
         _DryRuns(self, shadow, function).run()
@@ -117,7 +118,7 @@ class _DryRuns:
         self.kinds = universe.kinds
         self.optimizer = optimizer
         self.function = function
-        self.lanes = Lanes(optimizer, universe.loose, universe.counters)
+        self.lanes = Lanes(optimizer, universe.ignore_sizes, universe.counters)
         lane_of = {id(p): i for i, p in enumerate(self.lanes.params)}
         #: the lanes of each kind
         self.members = [[lane_of[id(p)] for p in params] for params in universe.kinds]
@@ -131,7 +132,7 @@ class _DryRuns:
         return record
 
     def run(self) -> None:
-        """Raise Unlike if a lane is not treated as it is alone."""
+        """Raise LanesDiffer if a lane is not treated as it is alone."""
         alone: dict[int, Any] = {}
         n = len(self.kinds)
         for chosen in _sets(n):
@@ -168,7 +169,7 @@ class _DryRuns:
     def _checked(self, members: list[int]) -> Record:
         record = self._record(self.function, members)
         if record.shared or record.rest != self.rest:
-            raise Unlike(
+            raise LanesDiffer(
                 "it changes an object of the optimizer outside of the parameters' "
                 "state, which would happen once for each bucket"
             )
@@ -177,7 +178,7 @@ class _DryRuns:
     @staticmethod
     def _same(one: Any, other: Any) -> None:
         if one != other:
-            raise Unlike("its effect on a parameter depends on other parameters")
+            raise LanesDiffer("its effect on a parameter depends on other parameters")
 
 
 def _sets(n: int) -> Iterator[tuple[int, ...]]:

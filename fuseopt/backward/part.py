@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.values import OUTSIDE, is_hooks
 from ..shadow.stand_in import stand_in, unfused
 
 
 class Part:
-    """`itself`: the stand-in, the argument of a step. Raises Unlike for an optimizer
-    that cannot have one.
+    """`itself`: the stand-in, the argument of a step. Raises LanesDiffer for an
+    optimizer that cannot have one.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -35,11 +35,11 @@ class Part:
 
     def take(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> int:
         """Take those of these parameters that are in a group; returns their number.
-        Raises Unlike.
+        Raises LanesDiffer.
         """
         state = optimizer.state
         if type(state) not in (dict, collections.defaultdict):
-            raise Unlike(f"its state is a {type(state).__name__}")
+            raise LanesDiffer(f"its state is a {type(state).__name__}")
         if type(self._state) is not type(state):
             self._state = state.copy()
         found = self._find(optimizer.param_groups, params)

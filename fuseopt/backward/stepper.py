@@ -20,10 +20,10 @@ from ..compiler.diagnostics import tell_of_step
 from ..compiler.entry import attach
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.values import holdings, own_attributes
 from ..isolate.compilations import Wanted
-from ..isolate.isolated import Isolated
+from ..isolate.isolated import OptimizerCompiler
 from ..locks import new_rlock
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
@@ -68,8 +68,10 @@ class Stepper:
         try:
             self._part = Part(optimizer)
             itself = self._part.itself
-            self._isolated = Isolated(itself, self._function, Wanted(dict(options)))
-        except Unlike as error:
+            self._isolated = OptimizerCompiler(
+                itself, self._function, Wanted(dict(options))
+            )
+        except LanesDiffer as error:
             raise self._refused(str(error)) from error
         self.look()
 
@@ -96,11 +98,11 @@ class Stepper:
         try:
             for p in params:
                 if type(p) not in (torch.Tensor, torch.nn.Parameter):
-                    raise Unlike(f"a parameter is a {type(p).__name__}")
+                    raise LanesDiffer(f"a parameter is a {type(p).__name__}")
             if optimizer.defaults.get("differentiable"):
-                raise Unlike("it is differentiable")
+                raise LanesDiffer("it is differentiable")
             self._survey()
-        except Unlike as error:
+        except LanesDiffer as error:
             raise self._refused(str(error)) from error
         self._layout = layout
 
@@ -127,7 +129,7 @@ class Stepper:
             self._survey()
 
     def _prove(self) -> None:
-        """Raise Unlike unless the step is proven, in this backward and for the
+        """Raise LanesDiffer unless the step is proven, in this backward and for the
         optimizer's present attributes and groups.
         """
         optimizer = self.optimizer
@@ -179,7 +181,7 @@ class Stepper:
         try:
             # the same parameters in each call, also those without a gradient
             if part.take(optimizer, params) != len(params):
-                raise Unlike("a parameter is no longer in its groups")
+                raise LanesDiffer("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
             why = self._isolated.led(self._prove_again, self.kept)
@@ -195,22 +197,22 @@ class Stepper:
                     tell_of_step(optimizer, why)
                 self._function(part.itself)
             part.give_back(optimizer)
-        except Unlike as error:
+        except LanesDiffer as error:
             raise self._refused(str(error)) from error
         finally:
             part.drop()
 
 
 def _check_gradient(p: torch.Tensor) -> None:
-    """Raise Unlike unless a gradient is like those of the proof."""
+    """Raise LanesDiffer unless a gradient is like those of the proof."""
     grad = p.grad
     assert grad is not None
     if type(grad) is not torch.Tensor or grad.layout != torch.strided:
-        raise Unlike(f"a gradient is a {type(grad).__name__}, {grad.layout}")
+        raise LanesDiffer(f"a gradient is a {type(grad).__name__}, {grad.layout}")
     if grad.dtype != p.dtype:
-        raise Unlike("a gradient has another dtype than its parameter")
+        raise LanesDiffer("a gradient has another dtype than its parameter")
     if grad.requires_grad:
-        raise Unlike("a gradient has a graph (create_graph=True)")
+        raise LanesDiffer("a gradient has a graph (create_graph=True)")
 
 
 class Streams:

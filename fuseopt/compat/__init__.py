@@ -130,7 +130,7 @@ from .tensors import (
 )
 from .traced import (
     STANCE,
-    Traced,
+    DirectDynamoCall,
     dynamo_errors,
     is_limit,
     must_fail,
@@ -184,6 +184,7 @@ __all__ = [
     "BoundSteps",
     "Capability",
     "Codes",
+    "DirectDynamoCall",
     "Fakes",
     "LibraryStruct",
     "Life",
@@ -191,7 +192,6 @@ __all__ = [
     "Schema",
     "TensorFunctions",
     "TraceAgain",
-    "Traced",
     "Window",
     "acts_otherwise",
     "alike",

@@ -96,7 +96,7 @@ def DIRECT_CALLS() -> None:
     find("torch._C:_is_tracing")
 
 
-class Traced:
+class DirectDynamoCall:
     """A function of `self` alone, with Dynamo's compilations of it.
 
     `compiled`: the result of torch.compile. A call has the effect of `compiled(x)`. If

@@ -8,11 +8,11 @@ from typing import Any
 from ..errors import FuseoptError
 
 
-class Misfit(FuseoptError):
+class PartMismatch(FuseoptError):
     """A gradient that its parameter cannot have."""
 
 
-class Given:
+class PendingGradients:
     """Gradients for some parameters: `grads[k]` is that of `params[k]`, or None.
 
     `grads` is None where there are none to assign, or `put` has assigned them. Compiled
@@ -28,7 +28,7 @@ class Given:
         self._were_put = True
 
     def put(self) -> None:
-        """Assign the gradients to the parameters. Raises Misfit."""
+        """Assign the gradients to the parameters. Raises PartMismatch."""
         if self.grads is None:
             return
         self._were_put = True
@@ -36,7 +36,7 @@ class Given:
             try:
                 p.grad = grad
             except (RuntimeError, TypeError) as error:
-                raise Misfit(
+                raise PartMismatch(
                     "a part of a gradient has another size or dtype"
                 ) from error
         self.grads = None

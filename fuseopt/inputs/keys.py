@@ -17,11 +17,11 @@ Role = tuple[str, str]
 KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
-class Unlike(FuseoptError):
+class LanesDiffer(FuseoptError):
     """The step of an optimizer cannot be led by models of its lanes; says why."""
 
 
-class Hung(Unlike):
+class OddValue(LanesDiffer):
     """A step is not traced while its optimizer holds a value of such a type; `within`:
     the dict or list that holds it, if that is known.
     """
@@ -33,10 +33,10 @@ class Hung(Unlike):
 
 
 def only_tensors(params: Any) -> None:
-    """Raise Hung if anything else is among the parameters of a group."""
+    """Raise OddValue if anything else is among the parameters of a group."""
     for p in params:
         if not isinstance(p, torch.Tensor):
-            raise Hung(f"a {type(p).__name__} is among the parameters", p, params)
+            raise OddValue(f"a {type(p).__name__} is among the parameters", p, params)
 
 
 def exactly(x: Any) -> tuple[type, str]:
@@ -59,11 +59,11 @@ def free_shape(p: torch.Tensor) -> torch.Tensor | None:
 def layout_of(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
     """What a step may ask of a tensor but its contents; see shape_beside."""
     if type(t) not in KINDS:
-        raise Unlike(f"a tensor of the step is a {type(t).__name__}")
+        raise LanesDiffer(f"a tensor of the step is a {type(t).__name__}")
     if t.layout != torch.strided or t.is_complex() or t.is_quantized:
-        raise Unlike(f"a tensor of the step is {t.layout}, {t.dtype}")
+        raise LanesDiffer(f"a tensor of the step is {t.layout}, {t.dtype}")
     if t.is_conj() or t.is_neg():
-        raise Unlike("a tensor of the step is a conjugated or negated view")
+        raise LanesDiffer("a tensor of the step is a conjugated or negated view")
     shape = shape_beside(t, p)
     return type(t), *shape, t.dtype, t.device, t.requires_grad, t.is_leaf
 
@@ -72,24 +72,26 @@ def lane_key(
     group: int,
     p: torch.Tensor,
     state: dict[str, Any] | None,
-    loose: bool = False,
+    ignore_sizes: bool = False,
     counters: bool = False,
     has_grad: bool = True,
 ) -> Any:
-    """A key that is equal for lanes that a step cannot tell apart. Raises Unlike.
+    """A key that is equal for lanes that a step cannot tell apart. Raises LanesDiffer.
 
-    `loose`: lanes may differ in the size of the parameter, and of tensors of the same
-    size; `counters`: in the integers of their state. `has_grad=False`: as if the
+    `ignore_sizes`: lanes may differ in the size of the parameter, and of tensors of the
+    same size; `counters`: in the integers of their state. `has_grad=False`: as if the
     parameter had no gradient.
     """
     grad = p.grad if has_grad else None
     if odd_gradient(p):
-        raise Unlike("a gradient has another dtype than its parameter")
-    near = free_shape(p) if loose else None
+        raise LanesDiffer("a gradient has another dtype than its parameter")
+    near = free_shape(p) if ignore_sizes else None
     entries = []
     for name, value in (state or {}).items():
         if not isinstance(name, str):
-            raise Hung(f"the state has a {type(name).__name__} as key", value, state)
+            raise OddValue(
+                f"the state has a {type(name).__name__} as key", value, state
+            )
         if isinstance(value, torch.Tensor):
             entries.append((name, *layout_of(value, near)))
         elif counters and type(value) is int:
@@ -97,7 +99,7 @@ def lane_key(
         elif type(value) in NUMBERS:
             entries.append((name, *exactly(value)))
         else:
-            raise Hung(f"the state {name!r} is a {type(value).__name__}", value)
+            raise OddValue(f"the state {name!r} is a {type(value).__name__}", value)
     return (
         group,
         layout_of(p, near),

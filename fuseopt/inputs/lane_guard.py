@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .. import compat
 from ..runtime.guards.library import Held, Lanes
 from ..runtime.guards.tensors import TensorGuard, address
-from .given import Given
+from .given import PendingGradients
 
 #: Dicts whose entries the helper may go through.
 DICTS = (dict, collections.defaultdict)
@@ -33,7 +33,7 @@ def _ids(objects: Sequence[Any]) -> array[int]:
     return array("Q", map(id, objects))
 
 
-class Meeting(NamedTuple):
+class GuardIndexMap(NamedTuple):
     """The indices of lanes' tensors among the tensors of a step.
 
     `gradients`: of each lane's gradient. `held`: ranges (from, to, from, to ...) of
@@ -147,7 +147,7 @@ class LaneGuard:
         struct.version = compat.dict_version()
         struct.versions = versions.buffer_info()[0]
         self._none = [None] * self._n
-        self._given: Given | None = None
+        self._given: PendingGradients | None = None
         self._where = ctypes.addressof(struct)
         self.tensors: TensorGuard | None = None
         self.rest_same = False
@@ -157,7 +157,7 @@ class LaneGuard:
         call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 5]
         self._call: Callable[..., int] = call
 
-    def compare_with(self, tensors: TensorGuard, meeting: Meeting) -> None:
+    def compare_with(self, tensors: TensorGuard, meeting: GuardIndexMap) -> None:
         """Compare the tensors of a step in each look from now on, if the last look of
         its guard compared all of them. This guard keeps alive what lanes hold; the
         caller keeps the other tensors.
@@ -183,7 +183,7 @@ class LaneGuard:
         attributes: dict[str, Any],
         lists: list[Any],
         state: Any,
-        given: Given | None = None,
+        given: PendingGradients | None = None,
     ) -> list[Any] | None:
         """The gradients of all lanes, or None; see the class. `attributes`: the
         optimizer's. `given`: gradients that take the place of its parameters' own; then
@@ -212,7 +212,7 @@ class LaneGuard:
         self.present = bytes(self._has)
         return None if verdict == 1 else grads
 
-    def _take(self, given: Given) -> None:
+    def _take(self, given: PendingGradients) -> None:
         """Tell the helper the index of each lane's gradient among the given ones."""
         places = array("q", [given.places.get(id(p), -1) for p in self._keep[0][0]])
         self._struct.given = address(places)

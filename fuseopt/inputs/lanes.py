@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .keys import GRAD, PARAM, Hung, Role, Unlike, lane_key, only_tensors
+from .keys import GRAD, PARAM, LanesDiffer, OddValue, Role, lane_key, only_tensors
 
 
 @dataclass(eq=False)
@@ -43,14 +43,14 @@ class Lanes:
     """All lanes of an optimizer, and their kinds. See the module.
 
     `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
-    `states[i]` its state, None while it has none. `loose`: lanes of other sizes are
-    alike as well; `counters`: and those with other integers in their state.
+    `states[i]` its state, None while it has none. `ignore_sizes`: lanes of other sizes
+    are alike as well; `counters`: and those with other integers in their state.
     """
 
     def __init__(
-        self, optimizer: Any, loose: bool = False, counters: bool = False
+        self, optimizer: Any, ignore_sizes: bool = False, counters: bool = False
     ) -> None:
-        self.loose = loose
+        self.ignore_sizes = ignore_sizes
         self.counters = counters
         self.lists = [list(group["params"]) for group in optimizer.param_groups]
         self.params: list[torch.Tensor] = [p for members in self.lists for p in members]
@@ -61,16 +61,20 @@ class Lanes:
         for p, s in optimizer.state.items():
             if id(p) not in own:
                 what = "the optimizer has state of something besides its parameters"
-                raise Hung(what, s, optimizer.state)
+                raise OddValue(what, s, optimizer.state)
             if type(s) is not dict:
-                raise Hung("the state of a parameter is not a dict", s, optimizer.state)
+                raise OddValue(
+                    "the state of a parameter is not a dict", s, optimizer.state
+                )
         get = optimizer.state.get
         self.states: list[dict[str, Any] | None] = [get(p) for p in self.params]
         members_by_key: dict[Any, list[int]] = {}
         for i, (g, p, s) in enumerate(
             zip(self.groups, self.params, self.states, strict=True)
         ):
-            members_by_key.setdefault(lane_key(g, p, s, loose, counters), []).append(i)
+            members_by_key.setdefault(
+                lane_key(g, p, s, ignore_sizes, counters), []
+            ).append(i)
         self.kinds = [
             self._kind(key, members) for key, members in members_by_key.items()
         ]
@@ -86,7 +90,7 @@ class Lanes:
         #: of a home: returns the trace that ran the last lanes of it, or None
         self.led_by: Callable[[], Any] = lambda: None
         if len({*map(id, every.values())}) < len(every):
-            raise Unlike("lanes share a tensor")
+            raise LanesDiffer("lanes share a tensor")
 
     def _kind(self, key: Any, members: list[int]) -> Kind:
         state = self.states[members[0]]

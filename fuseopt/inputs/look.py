@@ -15,7 +15,7 @@ from typing import Any
 
 from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import TensorGuard
-from .given import Given
+from .given import PendingGradients
 from .keys import GRAD, KINDS, NUMBERS, PARAM, Role, exactly
 from .lane_guard import LaneGuard
 from .lanes import Lanes
@@ -118,7 +118,7 @@ class Look:
         optimizer: Any,
         rest: Held,
         helper: ctypes.PyDLL | None = None,
-        given: Given | None = None,
+        given: PendingGradients | None = None,
     ) -> Found | None:
         """The tensors of all lanes, if all but gradients are the same objects, else
         None.
@@ -283,7 +283,7 @@ class Recent:
         self,
         optimizer: Any,
         rest: Held,
-        given: Given | None,
+        given: PendingGradients | None,
     ) -> tuple[Lanes, Found] | None:
         """The lanes among these that the optimizer still has, and their tensors; None
         if there are none. The arguments are those of Look.look.

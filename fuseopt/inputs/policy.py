@@ -8,10 +8,10 @@ from typing import Any
 from ..errors import CaptureError, FuseoptError
 from ..runtime.binding import Binding
 from ..runtime.guards.tensors import CHANGED
-from .keys import Unlike
+from .keys import LanesDiffer
 
 
-class Stale(FuseoptError):
+class LanesChanged(FuseoptError):
     """Lanes differ from the last survey; nothing was written yet."""
 
 
@@ -20,10 +20,10 @@ def follow(bound: Binding, metadata: list[Any], found: int) -> None:
 
 
 def survey_again(bound: Binding, metadata: list[Any], found: int) -> None:
-    """Raise Stale if tensors have another layout: lanes may no longer be alike."""
+    """Raise LanesChanged if tensors have another layout: lanes may differ now."""
     # without a guard, the last call was interrupted: that is no change
     if (found & CHANGED and bound.guard is not None) or metadata != bound.metadata:
-        raise Stale
+        raise LanesChanged
 
 
 def _raised(error: Exception, args: Sequence[Any]) -> bool:
@@ -32,7 +32,7 @@ def _raised(error: Exception, args: Sequence[Any]) -> bool:
 
 
 class Refusing:
-    """Refuses calls that do not fit: raises Unlike before anything is written.
+    """Refuses calls that do not fit: raises LanesDiffer before anything is written.
 
     `shared`: the reason where tensors share memory in a new way. `changed`: what
     follows where a dtype, a shape or a stride is another. `failed`: takes an error of
@@ -50,12 +50,12 @@ class Refusing:
         self.failed = failed
 
     def overlapping(self) -> None:
-        """Raises Unlike."""
-        raise Unlike(self.shared)
+        """Raises LanesDiffer."""
+        raise LanesDiffer(self.shared)
 
     def refused(self, error: CaptureError) -> None:
-        """Raises Unlike: eager would do the step of the models, or skip nothing."""
-        raise Unlike(str(error)) from error
+        """Raises LanesDiffer: eager would step the models, or skip nothing."""
+        raise LanesDiffer(str(error)) from error
 
     def eager(self) -> Callable[..., Any]:
         """Never called."""

@@ -21,12 +21,15 @@ from .lanes import Kind, Lanes
 
 
 def with_these_gradients(
-    lanes: Lanes | None, optimizer: Any, loose: bool, counters: bool
+    lanes: Lanes | None, optimizer: Any, ignore_sizes: bool, counters: bool
 ) -> Lanes | None:
     """The lanes of a call, whose kinds follow from those of an earlier one; None where
-    more than gradients came or went. `loose`, `counters`: as in Lanes.
+    more than gradients came or went. `ignore_sizes`, `counters`: as in Lanes.
     """
-    if lanes is None or (lanes.loose, lanes.counters) != (loose, counters):
+    if lanes is None or (lanes.ignore_sizes, lanes.counters) != (
+        ignore_sizes,
+        counters,
+    ):
         return None
     if any(kind.numbers for kind in lanes.kinds) or not lanes.same(optimizer):
         return None
@@ -45,7 +48,7 @@ def with_these_gradients(
         elif g is not None and not kinds[k].has_grad:
             if odd_gradient(params[i]):
                 return None
-            own = layout_of(g, free_shape(params[i]) if loose else None)
+            own = layout_of(g, free_shape(params[i]) if ignore_sizes else None)
         alike.setdefault((k, own), []).append(i)
     made = _Kinds()
     for (k, own), members in alike.items():

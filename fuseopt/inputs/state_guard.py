@@ -17,7 +17,7 @@ from ..compiler.tables import acts_when_copied
 from ..runtime.guards.library import Held
 from .change import SAME, Change, Difference
 from .contents import Contents, containers_within, moves
-from .keys import Hung
+from .keys import OddValue
 from .values import holdings, own_attributes
 
 #: An attribute by name; of a group by number and key; of a tuple there, by index.
@@ -58,7 +58,7 @@ class StateGuard:
         self.struct.n = 0
 
     def look(self, optimizer: Optimizer) -> Difference:
-        """Compare with the last look. Raises Unlike for what is not plain data."""
+        """Compare with the last look. Raises LanesDiffer for what is not plain data."""
         groups = optimizer.param_groups
         roots = [vars(optimizer), *groups, groups]
         before = self._roots
@@ -107,7 +107,7 @@ class StateGuard:
         for g, group in enumerate(groups):
             acts = acts_when_copied(group)
             if acts:
-                raise Hung(f"a group {acts}", group)
+                raise OddValue(f"a group {acts}", group)
             places_of_group = [(g, key) if key != "params" else None for key in group]
             self._places += [None] * len(group) + places_of_group
             for place, value in zip(places_of_group, group.values(), strict=True):

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.code_paths import PLAIN
-from .keys import Hung
+from .keys import OddValue
 
 #: Attributes that the step's own function does not see.
 OUTSIDE = frozenset({"state", "param_groups", "step"})
@@ -28,8 +28,8 @@ def holdings(
 ) -> Any:
     """The contents of a Python value as data that can be compared.
 
-    `tensor(t)` returns the data of a tensor. Raises Hung for values that are not plain
-    data.
+    `tensor(t)` returns the data of a tensor. Raises OddValue for values that are not
+    plain data.
     """
     if isinstance(x, torch.Tensor):
         return tensor(x)
@@ -38,7 +38,7 @@ def holdings(
     if isinstance(x, (types.FunctionType, types.BuiltinFunctionType, type)):
         return id(x)
     if id(x) in seen:
-        raise Hung("its state contains itself", x)
+        raise OddValue("its state contains itself", x)
     seen |= {id(x)}
     if type(x) in (dict, collections.OrderedDict, collections.defaultdict):
         return type(x), [
@@ -48,7 +48,7 @@ def holdings(
         return type(x), [holdings(y, tensor, seen) for y in x]
     if isinstance(x, weakref.ref):
         return id(x)
-    raise Hung(f"it holds a {type(x).__name__}, an unsupported type", x)
+    raise OddValue(f"it holds a {type(x).__name__}, an unsupported type", x)
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:

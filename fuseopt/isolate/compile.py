@@ -24,7 +24,7 @@ from ..storage.rule import Rule, rule_of
 from ..storage.step import Beside
 from .compilations import Wanted
 from .decorators import peel, rewrap
-from .isolated import Isolated
+from .isolated import OptimizerCompiler
 from .methods import HeldStep, Step
 
 log = logging.getLogger("fuseopt")
@@ -65,7 +65,7 @@ def compile_stored(
         )
     current: Any = optimizer.step
     isolated = getattr(current, COMPILED, None)
-    if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
+    if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
         isolated.configure(options)
         isolated.store(rule)
         return optimizer
@@ -90,7 +90,7 @@ def compile_stored(
 def keeps_packed(optimizer: Optimizer) -> bool:
     """Is the state of an optimizer kept packed?"""
     isolated = getattr(optimizer.step, COMPILED, None)
-    return isinstance(isolated, Isolated) and isolated.stored is not None
+    return isinstance(isolated, OptimizerCompiler) and isolated.stored is not None
 
 
 def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
@@ -103,7 +103,7 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
     resolve(asked.mode, asked.options)
     options = {**of_mode(asked.mode), **asked.options}
     isolated = getattr(step, COMPILED, None)
-    if isinstance(isolated, Isolated) and isolated.owner() is optimizer:
+    if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
         isolated.configure(options)
         return step
     if compat.disabled(optimizer):
@@ -140,7 +140,7 @@ def _isolated(
         # torch's fused kernels unscale gradients themselves; fuseopt leaves that to
         # GradScaler
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    isolated = Isolated(optimizer, inner, wanted)
+    isolated = OptimizerCompiler(optimizer, inner, wanted)
     entry, alone = isolated.entry()
     for layer in reversed(layers):
         entry, alone = rewrap(layer, inner, entry, alone)

@@ -23,8 +23,8 @@ from ..handlers import Interrupted
 from ..inputs.change import SAME
 from ..inputs.classes import Structure
 from ..locks import new_rlock
-from ..replicate.driver import Representatives
-from ..shadow.whole import Whole
+from ..replicate.driver import LedOptimizer
+from ..shadow.whole import WholeStep
 from ..shards.step import Shards
 from ..storage.rule import Rule
 from ..storage.step import Stored
@@ -44,7 +44,7 @@ TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
 AGAIN = 2
 
 
-class Isolated:
+class OptimizerCompiler:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
     def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
@@ -66,7 +66,7 @@ class Isolated:
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.compilations = Compilations()
         self.representatives = self._led()
-        self.whole = Whole(function)
+        self.whole = WholeStep(function)
         self.shards = self._on_parts()
         #: the step, where the optimizer's state is packed
         self.stored: Stored | None = None
@@ -104,7 +104,7 @@ class Isolated:
         self.representatives = self._led()
         self.representatives.pending.live = live
         self.missing.clear()
-        self.whole = Whole(self.function)
+        self.whole = WholeStep(self.function)
         self.shards = self._on_parts()
         if self.stored is not None:
             self.stored.start_anew(self.options)
@@ -112,8 +112,8 @@ class Isolated:
         self.again = AGAIN
         self.retries = Retries()
 
-    def _led(self) -> Representatives:
-        return Representatives(self.function, self.options, self.compilations.told)
+    def _led(self) -> LedOptimizer:
+        return LedOptimizer(self.function, self.options, self.compilations.told)
 
     def _on_parts(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
@@ -185,8 +185,8 @@ class Isolated:
     def led(self, apart: Callable[[], None], kept: int) -> str | None:
         """Do one step, led by models however few lanes there are. Returns None, or the
         reason why nothing was done: "" if the stance lets no compiled code run.
-        `apart()` is called whenever the step is rehearsed, and raises Unlike if lanes
-        may not be stepped a few at a time. `kept`: sets whose programs are kept.
+        `apart()` is called whenever the step is rehearsed, and raises LanesDiffer if
+        lanes may not be stepped a few at a time. `kept`: sets whose programs are kept.
         """
         optimizer = self.owner()
         assert optimizer is not None
@@ -195,7 +195,12 @@ class Isolated:
         with self.lock:
             self.follow(optimizer)
             few = self.representatives
-            few.anyway, few.apart, few.kept, few.recent.apart = True, apart, kept, True
+            few.force_lanes, few.apart, few.kept, few.recent.apart = (
+                True,
+                apart,
+                kept,
+                True,
+            )
             if few.why or few.step(optimizer, self.lead):
                 return few.why or None
             return few.why
@@ -264,7 +269,7 @@ class Isolated:
                 if (few.why or not led) and self.shards.wants(optimizer, anew=True):
                     return self._on_shards(optimizer)
                 if whole.limited and self.retries.due(len(self.compilations.told)):
-                    whole = self.whole = Whole(self.function)
+                    whole = self.whole = WholeStep(self.function)
                 if not (whole.why and whole.keeps_out(optimizer)):
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
@@ -386,7 +391,7 @@ class Isolated:
     ) -> Callable[..., Any]:
         lead = leading(self.function)
         compiled = self._compile(backend, lead, fullgraph=True, options=options or None)
-        return compat.Traced(compiled, lead, 2 if self.retries.made else 1)
+        return compat.DirectDynamoCall(compiled, lead, 2 if self.retries.made else 1)
 
     def _compile(
         self, backend: Callable[..., Any], function: Any, **more: Any

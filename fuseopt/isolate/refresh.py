@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.session import COMPILED
 from ..errors import LaunchError, UnsupportedInput
-from .isolated import TRACES, Isolated
+from .isolated import TRACES, OptimizerCompiler
 
 
 def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
@@ -41,7 +41,7 @@ def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
     the one that was captured.
     """
     isolated = getattr(getattr(optimizer, "step", None), COMPILED, None)
-    if not isinstance(isolated, Isolated):
+    if not isinstance(isolated, OptimizerCompiler):
         raise UnsupportedInput(
             f"fuseopt.refresh takes an optimizer of fuseopt.compile, and got a "
             f"{type(optimizer).__name__} whose step is not compiled. Call "

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..runtime.commit import write
 from ..shadow.optimizer import Shadow
 from ..shadow.stand_in import unfused
@@ -36,7 +36,7 @@ class Unfused:
         try:
             shadow = self.shadow = self.shadow or Shadow(optimizer)
             shadow.refresh(optimizer)
-        except Unlike:
+        except LanesDiffer:
             options = unfuse(optimizer)
             try:
                 return compiled(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..capture import Captured
 from ..capture.fx.inputs import static_tensors
-from ..inputs.keys import Role, Unlike
+from ..inputs.keys import LanesDiffer, Role
 from ..inputs.lanes import Lanes
 from .extend import COMMON, Extended
 from .models import BESIDE, Models
@@ -24,7 +24,7 @@ from .models import BESIDE, Models
 Tensors = list[torch.Tensor]
 
 
-class Around(Protocol):
+class StepWrapper(Protocol):
     """The calls before and after the step of some models. Both are marked OWN.
 
     They take the parameters, the gradients (None where there is none), and the columns,
@@ -116,13 +116,13 @@ def splice(
     args: Sequence[Any],
     models: Models,
     active: Sequence[int],
-    around: Around | None,
+    around: StepWrapper | None,
     shared: Sequence[Any],
 ) -> Tensors:
     """Insert the calls around a step into the graph of some models.
 
-    Returns the models' tensors that became additional arguments: behind the graph's
-    own ones and before `shared`. Raises Unlike where the step itself uses a tensor in
+    Returns the models' tensors that became additional arguments: behind the graph's own
+    ones and before `shared`. Raises LanesDiffer where the step itself uses a tensor in
     which a lane keeps something packed.
     """
     inputs, calls = _Inputs(gm, args), calls_of(gm.graph)
@@ -131,7 +131,7 @@ def splice(
         packed, unpacked = models.packed(k)
         others = (t for t in packed.values() if t is not models.params[k])
         if any(map(inputs.has, others)):
-            raise Unlike("the step uses a tensor in which its state is packed")
+            raise LanesDiffer("the step uses a tensor in which its state is packed")
         if packed:
             tensors = {**packed, **unpacked}
             lanes.append({x: inputs.of(f"{x}_{k}", t) for x, t in tensors.items()})
@@ -151,7 +151,7 @@ def _splice_around(
     calls: Sequence[Node],
     models: Models,
     active: Sequence[int],
-    around: Around,
+    around: StepWrapper,
     shared: int,
 ) -> None:
     params_of_models = [models.params[k] for k in active]
@@ -175,10 +175,10 @@ def _splice_around(
 
 
 def order_of(
-    lanes: Lanes, columns: Sequence[Tensors], around: Around | None
+    lanes: Lanes, columns: Sequence[Tensors], around: StepWrapper | None
 ) -> dict[tuple[int, Role], int]:
-    """The index in a call of each tensor beside a lane. Raises Unlike for one that is
-    no number and has another layout than the lane's parameter, or not the dtype that
+    """The index in a call of each tensor beside a lane. Raises LanesDiffer for one that
+    is no number and has another layout than the lane's parameter, or not the dtype that
     `around` has for it.
     """
     order: dict[tuple[int, Role], int] = {}
@@ -189,14 +189,16 @@ def order_of(
             if dtypes is None:
                 continue
             if t.shape != p.shape or t.stride() != p.stride() or not t.is_leaf:
-                raise Unlike("an average lies in memory otherwise than its parameter")
+                raise LanesDiffer(
+                    "an average lies in memory otherwise than its parameter"
+                )
             if t.dtype != dtypes.get(p.dtype):
-                raise Unlike("an average has another dtype than it had")
+                raise LanesDiffer("an average has another dtype than it had")
     return order
 
 
 def finished(
-    around: Around,
+    around: StepWrapper,
     extended: Extended,
     roles: Sequence[tuple[int, Role]],
     flag: int | None,

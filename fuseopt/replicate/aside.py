@@ -18,7 +18,7 @@ from ..runtime.step import CompiledStep
 Tensors = list[torch.Tensor]
 
 
-class Other(FuseoptError):
+class StaleTailInputs(FuseoptError):
     """A call differs from the last one and must be prepared again. Nothing was done."""
 
 
@@ -32,15 +32,15 @@ class Compared(NamedTuple):
 
 
 @dataclass
-class Aside:
+class TailArguments:
     """The arguments of one call for what runs around the step, besides lanes' tensors.
 
     `columns`: tensors beside the parameters, in each column one for each lane; the
     lists must not be changed later. `shared`: tensors and floats for all lanes. `flag`:
     one of `shared`, true if the step is to be skipped; None if it never is.
     `ahead(step)` returns the launches that come before those of the step, which is
-    ready; it may raise Other. `again`: if the call's lanes are not these, Other is
-    raised.
+    ready; it may raise StaleTailInputs. `again`: the lanes that the call must have, or
+    it raises StaleTailInputs.
     """
 
     columns: Sequence[Tensors] = ()
@@ -58,4 +58,4 @@ class Aside:
             self.beside = [t for column in self.columns for t in column]
 
 
-NO_ASIDE = Aside()
+NO_ASIDE = TailArguments()

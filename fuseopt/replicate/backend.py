@@ -12,7 +12,7 @@ from .. import compat
 from ..compiler.entry import BACKEND
 from ..compiler.partition import decide
 from ..compiler.reference import Reference
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from .step import PATIENCE, LedStep
 from .task import Owner, Task
 from .traces import Trace
@@ -26,16 +26,16 @@ class Traced(Owner, Protocol):
 
 
 def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
-    """Raise Unlike for a graph that may not run, or is more than an update."""
+    """Raise LanesDiffer for a graph that may not run, or is more than an update."""
     refused = compat.refused_graph(gm)
     if refused:
-        raise Unlike(refused)
+        raise LanesDiffer(refused)
     decision = decide(gm, list(args), compat.traces_step())
     if decision.parts or decision.whole != "update":
-        raise Unlike(f"its graph is more than an update: {decision.why}")
+        raise LanesDiffer(f"its graph is more than an update: {decision.why}")
 
 
-class Chosen(Unlike):
+class Chosen(LanesDiffer):
     """A number of a lane chooses a way: such lanes are of other kinds."""
 
     constants_help = False
@@ -52,11 +52,11 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
         assert traced is not None
         assert traced.trace is not None
         if len(traced.trace.steps) >= PATIENCE:
-            raise Unlike("Dynamo traces its step too often")
+            raise LanesDiffer("Dynamo traces its step too often")
         if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
             raise Chosen("it branches on a number in its state")
         check_update(gm, args)
-        traced.call.quiet = False
+        traced.call.compiled_nothing = False
         step = LedStep(traced, traced.task, gm)
         traced.trace.steps.append(step)
         return Reference(step)

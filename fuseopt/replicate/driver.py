@@ -28,11 +28,11 @@ from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..handlers import Interrupted
-from ..inputs.given import Given, Misfit
-from ..inputs.keys import Unlike
+from ..inputs.given import PartMismatch, PendingGradients
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 from ..inputs.look import Found, Recent
-from ..inputs.policy import Stale
+from ..inputs.policy import LanesChanged
 from ..inputs.presence import with_these_gradients
 from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending, unless
@@ -40,14 +40,14 @@ from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
-from .around import Around
-from .aside import NO_ASIDE, Aside, Other
+from .around import StepWrapper
+from .aside import NO_ASIDE, StaleTailInputs, TailArguments
 from .backend import backend_of
 from .first_state import first_state, with_state
 from .models import Models
 from .packed import Packing
 from .source import Call
-from .step import KEPT, Fewer
+from .step import KEPT, RetraceFewerModels
 from .task import Task
 from .traces import Trace, choose, present
 from .worth import UNLIKE, check_alike, many_lanes
@@ -58,10 +58,10 @@ log = logging.getLogger("fuseopt.replicate")
 NOTHING = Found([])
 #: Attempts of one call, when lanes turn out to differ from what was assumed.
 TRIES = 4
-REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput)
+REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 
 
-class Representatives:
+class LedOptimizer:
     """The step of one optimizer, led by models of its lanes.
 
     `why`: the reason why it no longer is, or "". `told`: the list to which its Reports
@@ -77,7 +77,7 @@ class Representatives:
         options: Mapping[str, Any],
         told: list[Report],
         outward: Callable[[list[Write]], list[Write]] | None = None,
-        around: Around | None = None,
+        around: StepWrapper | None = None,
         packing: Packing | None = None,
     ) -> None:
         self.function = function
@@ -86,12 +86,12 @@ class Representatives:
         self.why = "the option verify is on" if config.verify else ""
         self.hindrance = LASTING
         #: lead the step even for few lanes, or for lanes that are unlike?
-        self.anyway = False
-        self.noticed, self.pending = StateGuard(), Pending()
+        self.force_lanes = False
+        self.state_guard, self.pending = StateGuard(), Pending()
         self.outward = outward
         self.apart: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
-        common = function, config, self.noticed, self.pending, told
+        common = function, config, self.state_guard, self.pending, told
         self.task = Task(*common, parts, around, packing)
         self.proof: Proof | None = None
         self.calls, self.proven = 0, -1  # the call in which the proof was made
@@ -102,11 +102,11 @@ class Representatives:
         self.trace: Trace | None = None
         #: may lanes of other sizes, or that count other steps, have one model?
         self.counters = True
-        self.loose = around is None or not around.measures
+        self.ignore_sizes = around is None or not around.measures
         #: does tracing make state for lanes that have none?
         self.makes_state = False
         #: the last call, or the one that is under way
-        self.call = Call(None, NOTHING, quiet=False)
+        self.call = Call(None, NOTHING, compiled_nothing=False)
         #: the graph that ran last
         self.stepped: Gives | None = None
         # new states in this call, of lanes that have none
@@ -129,7 +129,7 @@ class Representatives:
         """Is the step of this optimizer to be led?"""
         if self.why and not self.hindrance.stands(optimizer):
             self.why, self.hindrance = "", LASTING
-        led = self.anyway or self.lanes is not None
+        led = self.force_lanes or self.lanes is not None
         return not self.why and (led or many_lanes(optimizer))
 
     @property
@@ -141,7 +141,7 @@ class Representatives:
         """Lead even few or unlike lanes: gradients come and go, and each time the whole
         step would be traced again.
         """
-        self.anyway = True
+        self.force_lanes = True
         if self.why.endswith(UNLIKE):
             self.why = ""
 
@@ -151,14 +151,15 @@ class Representatives:
         self,
         optimizer: Optimizer,
         make: Callable[..., Callable[..., Any]],
-        given: Given | None = None,
-        aside: Aside = NO_ASIDE,
+        given: PendingGradients | None = None,
+        aside: TailArguments = NO_ASIDE,
     ) -> bool:
         """Do one step; False, with `why`, if nothing was done.
 
         `make(backend)` compiles the step's function, or raises NotTraced when it is run
         without Dynamo: then nothing was done, and `why` is "". `given`: gradients that
-        parameters do not have yet; Misfit: they cannot have them, and nothing was done.
+        parameters do not have yet; PartMismatch: they cannot have them, and nothing was
+        done.
         """
         while True:
             call = Call(optimizer, NOTHING, given=given, aside=aside)
@@ -172,10 +173,10 @@ class Representatives:
             if self.hindrance is not LASTING:
                 return False
             # again, with kinds whose lanes differ in less
-            if self.loose and self.lanes is not None and self.lanes.reshaped():
-                self.loose = False
+            if self.ignore_sizes and self.lanes is not None and self.lanes.reshaped():
+                self.ignore_sizes = False
             elif self.counters and self.models.counted:
-                self.counters, self.loose = False, True
+                self.counters, self.ignore_sizes = False, True
             else:
                 self._start_anew()
                 if self.counters and not self.why.endswith(UNLIKE):  # which line?
@@ -188,7 +189,7 @@ class Representatives:
     def _pause(self, traced: bool) -> None:
         """Keep nothing of the optimizer; `traced`: but what was traced."""
         self._start_anew(traced)
-        self.noticed.forget()
+        self.state_guard.forget()
         for trace in self.traces:
             trace.release()
 
@@ -199,44 +200,44 @@ class Representatives:
             self.traces.clear()
             self.models = self._new_models(0, False, False)
 
-    def _new_models(self, groups: int, loose: bool, counters: bool) -> Models:
+    def _new_models(self, groups: int, ignore_sizes: bool, counters: bool) -> Models:
         around, packing = self.task.around, self.task.packing
         columns = () if around is None else around.dtypes
-        return Models(groups, loose, counters, columns, packing)
+        return Models(groups, ignore_sizes, counters, columns, packing)
 
     def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
         """Do one step; False, with `why`, if nothing was done."""
         self.calls += 1
-        kind, quiet = type(call.optimizer).__name__, self.call.quiet
+        compiled_nothing = self.call.compiled_nothing
         if not self._sound:
-            self._cut_off(self._steady and quiet)
-        self._steady, self._sound = quiet, False
+            self._cut_off(self._steady and compiled_nothing)
+        self._steady, self._sound = compiled_nothing, False
         self.call = call
         try:
             for _ in range(TRIES):
                 try:
-                    if quiet:
+                    if compiled_nothing:
                         self._step(call, make)
                     else:
                         with collector_paused():
                             self._step(call, make)
                     self._sound = True
                     return True
-                except Fewer as error:
-                    log.info("%s is traced anew: %s", kind, error)
-                    call.entered, call.quiet = False, True
+                except RetraceFewerModels as error:
+                    log.info("a led step is traced anew: %s", error)
+                    call.entered, call.compiled_nothing = False, True
                     assert self.trace is not None
                     assert self.lanes is not None
                     self.trace.refused.add(present(self.lanes))
                     self.trace.lanes = None
-                except Stale:
-                    call.entered, call.quiet = False, True
+                except LanesChanged:
+                    call.entered, call.compiled_nothing = False, True
                     self.recent.clear()
                     for trace in self.traces:
                         trace.drop()
                     self._survey(call, anew=True)
-            raise Unlike("its lanes change during the step")
-        except (NotTraced, Misfit, Other):
+            raise LanesDiffer("its lanes change during the step")
+        except (NotTraced, PartMismatch, StaleTailInputs):
             self._sound = not call.entered
             raise
         except REFUSALS as error:
@@ -245,7 +246,7 @@ class Representatives:
             self.why = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
-                self._pause(call.quiet)
+                self._pause(call.compiled_nothing)
         except Exception as error:
             lasting = isinstance(error, OUT_OF_MEMORY) or compat.must_fail()
             if lasting or call.entered:
@@ -255,7 +256,7 @@ class Representatives:
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
         finally:
-            # the next call reads `quiet` of this one; release the rest
+            # the next call reads `compiled_nothing` of this one; release the rest
             call.optimizer, call.found, call.given = None, NOTHING, None
             self._fresh = {}
             self.pending.drop()
@@ -265,7 +266,7 @@ class Representatives:
         """Compare nothing with the last call, which an exception ended. `steady`:
         nothing was compiled in it.
         """
-        self.noticed.forget()
+        self.state_guard.forget()
         if not steady:
             self._start_anew()
             return
@@ -280,21 +281,21 @@ class Representatives:
             self.prove()
         found, again = self._look(optimizer), call.aside.again
         if again is not None and (found is None or again is not self.lanes):
-            raise Other
+            raise StaleTailInputs
         if found is None:
             found = self._survey(call)
         call.found = found
         if not found.rest_same:
-            self.noticed.look(optimizer)
+            self.state_guard.look(optimizer)
         assert self.lanes is not None
         for k, numbers in found.numbers.items():
             self.models.follow(self.lanes.kinds[k], numbers)
         if (trace := self.trace) is None or trace.lanes is not self.lanes:
             trace = self.trace = choose(self.traces, self.models, self.lanes)
-            if trace.compiled is None and not (self.anyway or self.task.parts):
+            if trace.compiled is None and not (self.force_lanes or self.task.parts):
                 trace.check_worth(self.lanes)
         trace.lanes = self.lanes
-        shadow = trace.refreshed(optimizer, self.noticed.epoch)
+        shadow = trace.refreshed(optimizer, self.state_guard.epoch)
         if trace.compiled is None:
             trace.compiled = make(backend_of(self))
         shadow.clean = False
@@ -307,7 +308,7 @@ class Representatives:
             if self.models.filled:
                 self.models.empty()
         if self.stepped is None and (self.task.around or self.task.packing):
-            raise Unlike("fuseopt compiled no part of the step")
+            raise LanesDiffer("fuseopt compiled no part of the step")
         if self._fresh or shadow.changed():
             call.put_gradients()
             parts = self.lanes, self.models, shadow, self._fresh, trace.made()
@@ -332,7 +333,7 @@ class Representatives:
         """Set `lanes` to those of a recent call that hold; their tensors, or None."""
         if self.recent.helper is None:
             self.recent.helper = self.helper
-        record = self.noticed.struct, self.call.given
+        record = self.state_guard.struct, self.call.given
         lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
         if lanes is not None and lanes is not self.lanes:
             if found is not None and self.makes_state and lanes.unmade:
@@ -358,13 +359,13 @@ class Representatives:
         optimizer = call.optimizer
         call.put_gradients()
         assert self.proof is not None
-        loose = self.loose and not self.proof.sizes
+        ignore_sizes = self.ignore_sizes and not self.proof.sizes
         if self.models.n_groups != len(optimizer.param_groups):
             n = len(optimizer.param_groups)
-            self.models = self._new_models(n, loose, self.counters)
+            self.models = self._new_models(n, ignore_sizes, self.counters)
             self.traces.clear()
             self.trace = None
-        how = loose, self.counters
+        how = ignore_sizes, self.counters
         known = None if anew or self.apart is not None else self.lanes
         lanes = with_these_gradients(known, optimizer, *how)
         if lanes is not None and not (self.makes_state and lanes.unmade):
@@ -381,12 +382,12 @@ class Representatives:
         """Take `lanes` for those of `optimizer`; returns their tensors."""
         tensors = self._taken(lanes, optimizer)
         if tensors is None:
-            raise Unlike("optimizer state changed while lanes were being grouped")
+            raise LanesDiffer("optimizer state changed while lanes were being grouped")
         return tensors
 
     def _taken(self, lanes: Lanes, optimizer: Any, young: bool = False) -> Found | None:
         """As `_known`; None if they are not what they seem. `young`: see Look."""
-        if not (self.anyway or self.task.parts):
+        if not (self.force_lanes or self.task.parts):
             check_alike(lanes)
         self.models.take(lanes)
         self.lanes = lanes
@@ -399,12 +400,12 @@ class Representatives:
         every = self.shadow_of_all()
         self._fresh = first_state(self.call.optimizer, every, lanes)
         view = with_state(self.call.optimizer, self._fresh)
-        return self._known(Lanes(view, lanes.loose, lanes.counters), view)
+        return self._known(Lanes(view, lanes.ignore_sizes, lanes.counters), view)
 
     # ---------------------------------------------------------------- Dynamo's side
 
     def survey_holds(self) -> None:
-        """Raise Stale if lanes that were alike no longer are.
+        """Raise LanesChanged if lanes that were alike no longer are.
 
         Each call compares which objects lanes hold. The dtype or shape of one of them
         changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
@@ -412,9 +413,9 @@ class Representatives:
         lanes = self.lanes
         assert lanes is not None
         view = with_state(self.call.optimizer, self._fresh)
-        now = Lanes(view, lanes.loose, lanes.counters)
+        now = Lanes(view, lanes.ignore_sizes, lanes.counters)
         if now.grouping() != lanes.grouping():
-            raise Stale
+            raise LanesChanged
 
     def settle(self) -> None:
         """Create the state of all lanes, if tracing created that of their models."""
@@ -426,10 +427,10 @@ class Representatives:
             self.makes_state = True
             self.call.found = self._initialized(self.lanes)
             if not set(present(self.lanes)) <= set(trace.active):
-                raise Unlike("lanes of one kind get different state")
+                raise LanesDiffer("lanes of one kind get different state")
 
     def prove(self) -> Proof:
-        """A proof, made once a call, that code treats lanes alike. Raises Unlike."""
+        """A proof, made once a call, that lanes are alike. Raises LanesDiffer."""
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
             self.counters = self.counters and compat.can_stay_symbolic()
@@ -442,8 +443,8 @@ class Representatives:
         return self.proof
 
     def allow(self, proof: Proof) -> None:
-        """Raise Unlike where a proof is none for these lanes."""
+        """Raise LanesDiffer where a proof is none for these lanes."""
         reshaped = self.lanes is not None and self.lanes.reshaped()
         why = proof.why_not(reshaped, self.task.parts)
         if why:
-            raise Unlike(why)
+            raise LanesDiffer(why)

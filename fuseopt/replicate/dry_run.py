@@ -20,7 +20,7 @@ from .. import compat
 from ..capture.aten.externs import tensors_in
 from ..capture.aten.ops import OpInfo, op_info
 from ..compiler.code_paths import Paths
-from ..inputs.keys import GRAD, NUMBERS, PARAM, Unlike, shape_beside
+from ..inputs.keys import GRAD, NUMBERS, PARAM, LanesDiffer, shape_beside
 from ..inputs.lanes import Lanes
 from ..inputs.values import holdings, own_attributes
 from ..shadow.double import Double, Known, Perturb
@@ -88,11 +88,11 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         """The record of a tensor, or of one with the same memory and layout."""
         identity = self.known.get(id(t))
         if id(t) in self.replaced:
-            raise Unlike("several tensors alias one scalar")
+            raise LanesDiffer("several tensors alias one scalar")
         if identity is None:
             twin = self.places.get(self._where(t))
             if twin is None:
-                raise Unlike("the step uses a tensor that belongs to no lane")
+                raise LanesDiffer("the step uses a tensor that belongs to no lane")
             identity = self.known[id(twin)]
             self.double.know(t, identity)
             if identity.lane < 0:
@@ -104,7 +104,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         if op is None:
             info = op_info(func)
             if info.schema.seeded:
-                raise Unlike(f"{func} draws random numbers")
+                raise LanesDiffer(f"{func} draws random numbers")
             written = frozenset(name for _, name in info.schema.writes)
             op = self._ops[func] = info, written
         info, written = op
@@ -170,11 +170,11 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     def _number(self, func: Any, t: torch.Tensor) -> float:
         """A stand-in for a number read from a lane's tensor: it depends only on the
         number of calls of the lane so far, and on whether this is the run with
-        `perturb`. Raises Unlike for a tensor of no lane, or of integers.
+        `perturb`. Raises LanesDiffer for a tensor of no lane, or of integers.
         """
         identity = self._of(t)
         if identity.lane < 0 or not t.is_floating_point():
-            raise Unlike(f"{func} depends on tensor data")
+            raise LanesDiffer(f"{func} depends on tensor data")
         self.reads = True
         calls = self.lanes[identity.lane]
         draw = random.Random(f"{len(calls)} {self.double.perturb is None}")
@@ -184,7 +184,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
 
     def _constant(self, t: torch.Tensor) -> torch.Tensor:
         if t.numel() > 64 or t.device.type != "cpu":
-            raise Unlike("the step uses a tensor constant")
+            raise LanesDiffer("the step uses a tensor constant")
         self._new(t, Known(-1, ("constant", t.dtype, t.shape, repr(t.tolist())), True))
         return t
 
@@ -226,13 +226,13 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
                 if identity.real:
                     self.double.known[id(t)] = identity._replace(real=False)
                     if t.untyped_storage()._cdata in self.viewed:
-                        raise Unlike("several tensors alias one scalar")
+                        raise LanesDiffer("several tensors alias one scalar")
         returns = op_info(func).schema.returns
         if not returns:
             return None
         if written:
             if returns > 1 or len(written) > 1:
-                raise Unlike(f"{func} changes several tensors")
+                raise LanesDiffer(f"{func} changes several tensors")
             return bound[next(iter(written))]
         return self.results.of(func, args, kwargs, bound)
 
@@ -244,7 +244,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
             lane = self.known[id(t)].lane
             if lane != owner and lane != -1:
                 if owner != -1:
-                    raise Unlike(f"{func} mixes lanes")
+                    raise LanesDiffer(f"{func} mixes lanes")
                 owner = lane
         return owner
 
@@ -258,7 +258,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         if identity.lane == lane:
             return
         if identity.name[0] == "shared" or t.untyped_storage()._cdata in self.viewed:
-            raise Unlike(f"{func} changes an object that lanes share")
+            raise LanesDiffer(f"{func} changes an object that lanes share")
         name = self._temp(lane)
         self.lanes[lane].append(("takes", identity.name))
         self.known[id(t)] = Known(lane, name, identity.real)
@@ -281,7 +281,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         for t in written:
             identity = self._of(t)
             if t.untyped_storage()._cdata in self.viewed:
-                raise Unlike(f"{func} changes memory that several tensors share")
+                raise LanesDiffer(f"{func} changes memory that several tensors share")
             if identity.name[0] == "shared":
                 self.shared.append((func, name))
                 new_name: Any = (*identity.name[:2], len(self.shared))
@@ -357,8 +357,8 @@ def rehearse(
 ) -> Record:
     """Run `function`, the step of `optimizer`, for some of its lanes.
 
-    `perturb` changes the numbers that it sees. Raises Unlike where the calls cannot be
-    attributed to single lanes.
+    `perturb` changes the numbers that it sees. Raises LanesDiffer where the calls
+    cannot be attributed to single lanes.
     """
     double = Double(optimizer, lanes, members, perturb)
     paths = Paths()
@@ -367,15 +367,17 @@ def rehearse(
     try:
         with compat.as_if_compiling(), calls, paths:
             result = function(double.optimizer)
-    except Unlike:
+    except LanesDiffer:
         raise
     except Exception as error:
-        raise Unlike(f"a rehearsal fails: {type(error).__name__}: {error}") from error
+        raise LanesDiffer(
+            f"a rehearsal fails: {type(error).__name__}: {error}"
+        ) from error
     if result is not None:
-        raise Unlike("the step returns something")
+        raise LanesDiffer("the step returns something")
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
-        raise Unlike("the step draws random numbers")
+        raise LanesDiffer("the step draws random numbers")
     return _finish(double, calls, members)
 
 
@@ -384,17 +386,19 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     for i, p in double.params.items():
         where, grad = double.places[i]
         if p.data_ptr() != where or p.grad is not grad:
-            raise Unlike(f"the step replaces the memory or gradient of parameter {i}")
+            raise LanesDiffer(
+                f"the step replaces the memory or gradient of parameter {i}"
+            )
     holders: set[int] = set()
 
     def in_lane(lane: int) -> Callable[[torch.Tensor], Any]:
         def name(t: torch.Tensor) -> Any:
             identity = calls._of(t)
             if identity.lane not in (lane, -1) or identity.name[0] == "shared":
-                raise Unlike("the state of a lane holds a tensor of another")
+                raise LanesDiffer("the state of a lane holds a tensor of another")
             if identity.name[0] != PARAM and identity.name[0] != GRAD:
                 if id(t) in holders:
-                    raise Unlike("lanes share a tensor in their state")
+                    raise LanesDiffer("lanes share a tensor in their state")
             holders.add(id(t))
             near = double.near[lane]
             return identity.name, *shape_beside(t, near), t.dtype, t.device
@@ -405,13 +409,17 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
     state: Mapping[Any, Any] = double.optimizer.state
     inside = {id(double.params[i]) for i in members}
     if any(id(p) not in inside for p in state):
-        raise Unlike("the step makes state for an object other than its parameters")
+        raise LanesDiffer(
+            "the step makes state for an object other than its parameters"
+        )
     for i in members:
         entries = state.get(double.params[i])
         if entries is not None and not all(
             isinstance(v, (torch.Tensor, *NUMBERS)) for v in entries.values()
         ):
-            raise Unlike("the state of a parameter holds more than tensors and numbers")
+            raise LanesDiffer(
+                "the state of a parameter holds more than tensors and numbers"
+            )
         states[i] = None if entries is None else holdings(entries, in_lane(i))
     lane_of = {id(p): i for i, p in double.params.items()}
 
@@ -420,7 +428,9 @@ def _finish(double: Double, calls: _Calls, members: Sequence[int]) -> Record:
             return "parameter", lane_of[id(t)]
         identity = identities.get(id(t))
         if identity is None or identity.lane >= 0:
-            raise Unlike("the optimizer keeps a tensor of a lane besides its state")
+            raise LanesDiffer(
+                "the optimizer keeps a tensor of a lane besides its state"
+            )
         return identity.name
 
     groups = [

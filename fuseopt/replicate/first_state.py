@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 
 
@@ -20,13 +20,13 @@ def first_state(
 ) -> dict[torch.Tensor, dict[str, Any]]:
     """The new state by parameter, of the lanes without one.
 
-    `shadow`: a shadow of the optimizer with all lanes. Raises Unlike.
+    `shadow`: a shadow of the optimizer with all lanes. Raises LanesDiffer.
     """
     before = dict(optimizer.state)
     if not compat.initialize(shadow):
-        raise Unlike("the trace made state, and fuseopt cannot repeat that")
+        raise LanesDiffer("the trace made state, and fuseopt cannot repeat that")
     if not all(_same(shadow.state[p], entries) for p, entries in before.items()):
-        raise Unlike("the trace changes state")
+        raise LanesDiffer("the trace changes state")
     return {
         p: shadow.state[p]
         for p in lanes.params

@@ -12,7 +12,7 @@ import torch
 
 from .. import compat
 from ..capture.aten.externs import tensors_in
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..shadow.double import Scratch
 
 
@@ -25,7 +25,7 @@ class HollowResults:
 
     def of(self, func: Any, args: Any, kwargs: Any, bound: Any) -> Any:
         """The results of a call that writes none of its arguments; `bound`: these, by
-        name. Raises Unlike for a call that meta tensors do not support.
+        name. Raises LanesDiffer for a call that meta tensors do not support.
         """
         key = (func, self._layout(args), self._layout(kwargs))
         layouts = self._layouts.get(key)
@@ -48,12 +48,12 @@ class HollowResults:
             try:
                 result = func(*metas[0], **metas[1])
             except (NotImplementedError, RuntimeError) as error:
-                raise Unlike(f"{func} depends on tensor data") from error
+                raise LanesDiffer(f"{func} depends on tensor data") from error
             layouts = self._layouts[key] = compat.tree_map(
                 lambda t: (
                     (t.shape, t.stride(), t.dtype, device)
                     if isinstance(t, torch.Tensor)
-                    else Unlike
+                    else LanesDiffer
                 ),
                 result,
                 is_leaf=lambda t: isinstance(t, torch.Tensor),
@@ -61,8 +61,8 @@ class HollowResults:
         return self._build(layouts)
 
     def _build(self, layouts: Any) -> Any:
-        if layouts is Unlike:
-            raise Unlike("a call returns an object that is not a tensor")
+        if layouts is LanesDiffer:
+            raise LanesDiffer("a call returns an object that is not a tensor")
         if isinstance(layouts, list):
             return [self._build(x) for x in layouts]
         if isinstance(layouts, tuple) and not isinstance(layouts[0], torch.Size):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..inputs.keys import GRAD, PARAM, Role, Unlike, lane_key
+from ..inputs.keys import GRAD, PARAM, LanesDiffer, Role, lane_key
 from ..inputs.lanes import Kind, Lanes
 from .packed import Packing
 from .packed import Tensors as Packed
@@ -42,12 +42,12 @@ class Models:
     def __init__(
         self,
         groups: int,
-        loose: bool,
+        ignore_sizes: bool,
         counters: bool,
         columns: Sequence[Mapping[torch.dtype, torch.dtype] | None] = (),
         packing: Packing | None = None,
     ) -> None:
-        self.loose = loose
+        self.ignore_sizes = ignore_sizes
         self.counters = counters
         self.of: dict[Any, int] = {}
         self.params: list[torch.Tensor] = []
@@ -73,7 +73,7 @@ class Models:
         for kind in lanes.kinds:
             if kind.key not in self.of:
                 if len(self.params) >= self._most:
-                    raise Unlike("its lanes change too often")
+                    raise LanesDiffer("its lanes change too often")
                 self.of[kind.key] = self._add(lanes, kind)
             kind.model = self.of[kind.key]
 
@@ -92,7 +92,7 @@ class Models:
             p = self.params[number]
             if p.grad is not None and len(self.params) < self._most:
                 parts = self.groups[number], p, self.state.get(p)
-                key = lane_key(*parts, self.loose, self.counters, False)
+                key = lane_key(*parts, self.ignore_sizes, self.counters, False)
                 if key not in self.of:
                     self.of[key] = self._copy(number, grad=False)
                 models.add(self.of[key])
@@ -164,7 +164,7 @@ class Models:
     def _key(self, number: int) -> Any:
         p = self.params[number]
         parts = self.groups[number], p, self.state.get(p)
-        return lane_key(*parts, self.loose, self.counters)
+        return lane_key(*parts, self.ignore_sizes, self.counters)
 
     def follow(self, kind: Kind, numbers: Mapping[str, Any]) -> None:
         """Take over new numbers in the state of a kind's lanes, equal in all lanes."""
@@ -213,7 +213,7 @@ class Models:
             )
         ]
         view = types.SimpleNamespace(param_groups=groups, state=self.states(active))
-        lanes = Lanes(view, self.loose, self.counters)
+        lanes = Lanes(view, self.ignore_sizes, self.counters)
         index = {id(p): i for i, p in enumerate(lanes.params)}
         return lanes, {number: index[id(self.params[number])] for number in active}
 
@@ -310,7 +310,7 @@ def _empty(t: torch.Tensor) -> None:
 
 def without_contents(t: torch.Tensor) -> torch.Tensor:
     """A tensor of the same layout, dtype and device, without memory; a copy of one
-    without dimensions. Raises Unlike for a tensor that is no leaf.
+    without dimensions. Raises LanesDiffer for a tensor that is no leaf.
     """
     with torch.inference_mode(False), torch.no_grad():
         empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
@@ -318,7 +318,7 @@ def without_contents(t: torch.Tensor) -> torch.Tensor:
             empty.copy_(t)
     _empty(empty)
     if not t.is_leaf:
-        raise Unlike("a tensor of a lane is computed from other tensors")
+        raise LanesDiffer("a tensor of a lane is computed from other tensors")
     if isinstance(t, torch.nn.Parameter):
         return torch.nn.Parameter(empty, t.requires_grad)
     return empty.requires_grad_(t.requires_grad)

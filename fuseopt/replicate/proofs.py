@@ -24,10 +24,10 @@ class Prover(Protocol):
     counters: bool  #: may lanes that are alike differ in the integers in their state?
 
     def prove(self) -> Proof:
-        """A proof for the lanes at hand; Unlike if there is none."""
+        """A proof for the lanes at hand; LanesDiffer if there is none."""
 
     def allow(self, proof: Proof) -> None:
-        """Raise Unlike where a proof is none for the lanes at hand."""
+        """Raise LanesDiffer where a proof is none for the lanes at hand."""
 
 
 class Proofs:
@@ -37,7 +37,7 @@ class Proofs:
         self._proofs: list[tuple[Any, Proof]] = []
 
     def proof(self, prover: Prover, optimizer: Optimizer, held: Any) -> Proof:
-        """A proof for the lanes of an optimizer; Unlike if there is none.
+        """A proof for the lanes of an optimizer; LanesDiffer if there is none.
 
         `held`: what the optimizer holds besides its lanes.
         """

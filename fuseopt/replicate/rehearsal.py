@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
@@ -34,7 +34,7 @@ def rehearse_all(
     numbers: Iterable[Any],
     parts: bool = False,
 ) -> None:
-    """Raise Unlike unless a step treats all lanes as the models of their kinds.
+    """Raise LanesDiffer unless a step treats all lanes as the models of their kinds.
 
     `optimizer()`: a shadow of the optimizer, which a run may change. `models`: the
     models as lanes; `at`: the lane of each model, by its number. `numbers`: those that
@@ -71,10 +71,10 @@ def rehearse_all(
         full = run(lanes, some, perturbed)
         compare(lanes, at, full, cut)
         if parts and full.beyond:
-            raise Unlike(beyond(full.beyond))
+            raise LanesDiffer(beyond(full.beyond))
         strange = {code for code, _, _ in full.paths} - proof.codes
         if strange:
-            raise Unlike(
+            raise LanesDiffer(
                 f"it runs {strange.pop().co_name}, which the analysis did not reach"
             )
         # torch's code branches on numbers that it reads only within the graph
@@ -129,8 +129,8 @@ def rehearse_fewer(
     models: Lanes,
     present: Sequence[int],
 ) -> None:
-    """Raise Unlike unless the step treats the `present` models, and all that belongs to
-    no lane, as it does when all models are there.
+    """Raise LanesDiffer unless the step treats the `present` models, and all that
+    belongs to no lane, as it does when all models are there.
     """
     every = range(len(models.params))
     full, cut = (
@@ -140,18 +140,18 @@ def rehearse_fewer(
     _same_besides(cut, full)
     for i in present:
         if full.lanes.get(i) != cut.lanes.get(i) or full.states[i] != cut.states[i]:
-            raise Unlike("the effect of the step on a lane depends on other lanes")
+            raise LanesDiffer("the effect of the step on a lane depends on other lanes")
 
 
 def _same_besides(some: Record, more: Record) -> None:
     if some.shared != more.shared or some.rest != more.rest:
-        raise Unlike("the effect of the step on all lanes depends on their number")
+        raise LanesDiffer("the effect of the step on all lanes depends on their number")
     if not some.paths <= more.paths:
-        raise Unlike("some lanes take branches that no model takes")
+        raise LanesDiffer("some lanes take branches that no model takes")
 
 
 def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -> None:
-    """Raise Unlike unless the rehearsed lanes have the records of their models."""
+    """Raise LanesDiffer unless the rehearsed lanes have the records of their models."""
     _same_besides(full, models)
     for kind in lanes.kinds:
         calls = models.lanes.get(at[kind.model], [])
@@ -160,6 +160,6 @@ def compare(lanes: Lanes, at: Mapping[int, int], full: Record, models: Record) -
             if i not in full.states:
                 continue
             if full.lanes.get(i, []) != calls or full.states[i] != state:
-                raise Unlike(
+                raise LanesDiffer(
                     f"lane {i} belongs to a kind, but the step treats it differently"
                 )

@@ -16,7 +16,7 @@ from ..capture.results import Known, Leaf, Returned, rebuild
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..runtime.memory import Memory
 from .extend import COMMON, Extended
 
@@ -66,7 +66,7 @@ class Results:
             if buffer.kind in ("static", "arg"):
                 return Known(self._tensors[buffer.source])
             if buffer.kind != "temp" or x.complex:
-                raise Unlike("it keeps another view of a tensor of a lane")
+                raise LanesDiffer("it keeps another view of a tensor of a lane")
             # a float64 without dimensions may be read at once, as a number
             number = buffer.dtype == "f64" and not buffer.shape
             nothing = torch.full((), torch.nan, dtype=torch.float64)
@@ -74,7 +74,7 @@ class Results:
             self._tokens[id(token)] = x
             return Known(token)
         if isinstance(x, NumberRef) and self.extended.owners[x.buffer] != COMMON:
-            raise Unlike("it keeps a number computed from a tensor of a lane")
+            raise LanesDiffer("it keeps a number computed from a tensor of a lane")
         if isinstance(x, Sym) and self.extended.number_owners[x.index] != COMMON:
             stand_in: Any = OwnFloat(torch.nan) if x.is_float else OwnInt(0)
             stand_in.index = x.index

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
-from ..inputs.given import Given
-from ..inputs.lane_guard import LaneGuard, Meeting
+from ..inputs.given import PendingGradients
+from ..inputs.lane_guard import GuardIndexMap, LaneGuard
 from ..inputs.look import Found
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from .aside import NO_ASIDE, Aside, Compared, Tensors
+from .aside import NO_ASIDE, Compared, TailArguments, Tensors
 
 
 class Call:
@@ -23,8 +23,8 @@ class Call:
 
     `found`: the tensors of lanes. `given`: gradients that lanes are to have. `aside`:
     arguments for what runs around the step. `entered`: has a graph begun to run?
-    `quiet`: was nothing compiled or rehearsed so far? `surveyed`: were the metadata of
-    all lanes read in this call?
+    `compiled_nothing`: was nothing compiled or rehearsed so far? `surveyed`: were the
+    metadata of all lanes read in this call?
     """
 
     entered = surveyed = False
@@ -33,12 +33,12 @@ class Call:
         self,
         optimizer: Any,
         found: Found,
-        quiet: bool = True,
-        given: Given | None = None,
-        aside: Aside = NO_ASIDE,
+        compiled_nothing: bool = True,
+        given: PendingGradients | None = None,
+        aside: TailArguments = NO_ASIDE,
     ) -> None:
         self.optimizer, self.found, self.aside = optimizer, found, aside
-        self.given, self.quiet = given, quiet
+        self.given, self.compiled_nothing = given, compiled_nothing
 
     def put_gradients(self) -> None:
         """Assign `given` gradients to parameters, before Python code reads them."""
@@ -84,7 +84,7 @@ class LaneTensors:
         self.instead: Sequence[torch.Tensor | None] = ()
         self._make: Callable[[], Sequence[torch.Tensor | None]] | None = None
         self.gradients = array("q")
-        self._met: tuple[LaneGuard, Meeting] | None = None
+        self._met: tuple[LaneGuard, GuardIndexMap] | None = None
         # the columns that the guard has compared; kept alive: it has their addresses
         self._columns: Sequence[Tensors] = ()
         self._others = 0, 0
@@ -142,7 +142,7 @@ class LaneTensors:
             found.guard.compare_with(guard, self._met[1])
         return verdict, tensors
 
-    def _meeting(self, found: Found) -> Meeting:
+    def _meeting(self, found: Found) -> GuardIndexMap:
         """The indices of lanes' tensors in the step. Stand-ins are among those that are
         held: they stay where they are as long as this has them.
         """
@@ -161,7 +161,7 @@ class LaneTensors:
                 ranges[-1] = i + 1
             else:
                 ranges.extend((i, i + 1))
-        return Meeting(of_lane, ranges, others, stand_ins)
+        return GuardIndexMap(of_lane, ranges, others, stand_ins)
 
     def _stand_in(self, found: Found) -> None:
         """Make what stands in for gradients, if one is missing for the first time."""

@@ -22,7 +22,7 @@ from ..compiler.report import Report
 from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..errors import FuseoptError
-from ..inputs.keys import GRAD, Unlike
+from ..inputs.keys import GRAD, LanesDiffer
 from ..inputs.lanes import Lanes
 from ..inputs.policy import Refusing, survey_again
 from ..runtime.source import GraphTensors
@@ -45,7 +45,7 @@ PATIENCE = 6
 KEPT = 8
 
 
-class Fewer(FuseoptError):
+class RetraceFewerModels(FuseoptError):
     """A trace of some models is not valid for fewer; nothing was written yet."""
 
 
@@ -59,7 +59,7 @@ class LedStep:
         self.active = owner.active
         #: the lanes that `program` is for
         self.lanes: Lanes | None = None
-        #: `noticed.count` at the last check; contents for which it was rehearsed
+        #: `state_guard.count` at the last check; contents for which it was rehearsed
         self.known = -1
         self.rehearsed: list[Any] = []
         #: the ids of each group's parameters, for which `rehearsed` and `present` hold
@@ -121,15 +121,15 @@ class LedStep:
         self.told = told
 
     def __call__(self, *args: Any) -> Any:
-        owner, noticed = self.owner, self.task.noticed
+        owner, state_guard = self.owner, self.task.state_guard
         call = owner.call
         if self.completed:
             args = self._with_others(args)
         if (
             not (
                 self.program is not None
-                and self.known == noticed.count
-                and noticed.moved <= self.moving
+                and self.known == state_guard.count
+                and state_guard.moved <= self.moving
                 and (self.lanes is owner.lanes or self._takes_part(self.program))
             )
             and not self._turns_back()
@@ -170,13 +170,13 @@ class LedStep:
         """Turn to the program of another home, for which nothing has changed since its
         last call; False if there is more to do.
         """
-        lanes, noticed = self.owner.lanes, self.task.noticed
+        lanes, state_guard = self.owner.lanes, self.task.state_guard
         assert lanes is not None
         program = self.programs.at(lanes.home)
         if program is None or not program.step.compares:
             return False
         self._turn_to(lanes.lists_of())
-        if self.known != noticed.count or not noticed.moved <= self.moving:
+        if self.known != state_guard.count or not state_guard.moved <= self.moving:
             return False
         if order_of_kinds(lanes) not in self.present:
             return False
@@ -186,7 +186,7 @@ class LedStep:
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Make a program for the current lanes, and rehearse it where need be."""
-        owner, noticed = self.owner, self.task.noticed
+        owner, state_guard = self.owner, self.task.state_guard
         call = owner.call
         call.put_gradients()
         if owner.lanes is not self.lanes and not call.surveyed and not self._guarded():
@@ -203,14 +203,14 @@ class LedStep:
         clock = Clock()
         failed = None
         if self.program is None:
-            call.quiet = False
+            call.compiled_nothing = False
             # before the rehearsal, which goes on while compilers run
             try:
                 self.program = self._program(args, members, clock)
             except Exception as error:
                 failed = error
                 self._tell(error, args)
-        contents = noticed.held(self.moving)
+        contents = state_guard.held(self.moving)
         present = order_of_kinds(lanes)
         try:
             if contents not in self.rehearsed:
@@ -218,19 +218,19 @@ class LedStep:
                 if self.rehearsed:
                     # Dynamo's guards held: their answers about these numbers are the
                     # same, and the step is proven to treat lanes alike
-                    self.moving |= noticed.moved
-                self.rehearsed.append(noticed.held(self.moving))
+                    self.moving |= state_guard.moved
+                self.rehearsed.append(state_guard.held(self.moving))
                 self.present = {present}
             if present not in self.present:
                 self._rehearse_fewer(lanes, present)
                 self.present.add(present)
-        except Unlike as error:
+        except LanesDiffer as error:
             if set(owner.models.active(sorted(present))) < set(self.active):
-                raise Fewer(str(error)) from error
+                raise RetraceFewerModels(str(error)) from error
             raise
         if failed is not None:
             raise failed
-        self.known = noticed.count
+        self.known = state_guard.count
         program = self.program
         if lanes.home is None and program is not None:
             home = self.programs.home_of(program, lanes, owner.models)
@@ -268,8 +268,8 @@ class LedStep:
     def _rehearse(self, lanes: Lanes, args: Sequence[Any], clock: Clock) -> None:
         owner = self.owner
         if len(self.rehearsed) >= PATIENCE:
-            raise Unlike("its inputs change too often")
-        owner.call.quiet = False
+            raise LanesDiffer("its inputs change too often")
+        owner.call.compiled_nothing = False
         clock.resume()
         proof = self._proof()
         numbers = [x for i, x in enumerate(args) if i in self.numbers]
@@ -285,12 +285,12 @@ class LedStep:
         owner = self.owner
         if owner.apart is None:
             return owner.prove()
-        held = self.task.noticed.held(self.moving)
+        held = self.task.state_guard.held(self.moving)
         return self.proofs.proof(owner, owner.call.optimizer, held)
 
     def _rehearse_fewer(self, lanes: Lanes, present: Sequence[int]) -> None:
         owner = self.owner
-        owner.call.quiet = False
+        owner.call.compiled_nothing = False
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
         some = sorted(at[k] for k in owner.models.active(sorted(present)) if k in at)
@@ -300,11 +300,11 @@ class LedStep:
             rehearse_all(shadow, step, lanes, models, at, proof, ())
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Report an error of fuseopt's own, and raise Unlike; False for others."""
+        """Report an error of fuseopt's own, and raise LanesDiffer; False for others."""
         if internal_errors.is_mishap(error):
             context = error, self.gm, args, self.task.config
             message = internal_errors.tell(*context, "The step is traced whole.")
-            raise Unlike(message) from error
+            raise LanesDiffer(message) from error
         return False
 
     def _program(
@@ -375,13 +375,13 @@ class LedStep:
                 if filled:
                     models.empty()
             if captured.complexes:
-                raise Unlike("it computes with complex numbers")
+                raise LanesDiffer("it computes with complex numbers")
             if captured.given:
-                raise Unlike("it replaces the memory of tensors")
+                raise LanesDiffer("it replaces the memory of tensors")
             if captured.aliases:
-                raise Unlike("it keeps another view of a tensor of a lane")
+                raise LanesDiffer("it keeps another view of a tensor of a lane")
             if captured.beyond and self.task.parts:
-                raise Unlike(beyond(captured.beyond))
+                raise LanesDiffer(beyond(captured.beyond))
             if hollow:
                 captured = without_memory(captured, hollow)
             extension = extend(
@@ -409,7 +409,7 @@ class LedStep:
         extension, results = extensions[-1]
         if program.plan.at_once:
             # it is launched before its writes are known, which may be refused
-            raise Unlike("it reads a number that the step computes from tensors")
+            raise LanesDiffer("it reads a number that the step computes from tensors")
 
         def where(s: int, m: int) -> Where:
             if m == COMMON:
@@ -433,11 +433,11 @@ class LedStep:
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]
     ) -> list[tuple[int, tuple[str, str]]]:
-        """The model and the role of each of the graph's tensors. Raises Unlike for one
-        that belongs to no model and is not known to be shared by all lanes.
+        """The model and the role of each of the graph's tensors. Raises LanesDiffer for
+        one that belongs to no model and is not known to be shared by all lanes.
         """
         if len({*map(id, tensors)}) < len(tensors):
-            raise Unlike("lanes share a tensor")
+            raise LanesDiffer("lanes share a tensor")
         roles = self.owner.models.roles()
         # shared tensors are only those that the dry run sees too: the optimizer's own,
         # and those in which Dynamo hands over numbers
@@ -446,5 +446,5 @@ class LedStep:
         shared.update(map(id, self.owner.call.aside.shared))
         for t in tensors:
             if id(t) not in roles and id(t) not in shared:
-                raise Unlike("its graph has a tensor that belongs to no lane")
+                raise LanesDiffer("its graph has a tensor that belongs to no lane")
         return [roles.get(id(t), (COMMON, ("", ""))) for t in tensors]

@@ -11,7 +11,7 @@ from ..config import Config
 from ..inputs.lanes import Lanes
 from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending
-from .around import Around
+from .around import StepWrapper
 from .models import Models
 from .packed import Packing
 from .proofs import Prover
@@ -23,7 +23,7 @@ from .writes import Gives
 class Task:
     """The settings that all calls of an optimizer's step share.
 
-    `noticed`: watches what the optimizer holds besides its lanes. `pending`: takes
+    `state_guard`: watches what the optimizer holds besides its lanes. `pending`: takes
     launches that are put off. `told`: the list to which the optimizer's Reports are
     added. `parts`: lanes are parts of tensors. `around`: calls before and after the
     step, in the same launch. `packing`: what lanes keep packed.
@@ -31,11 +31,11 @@ class Task:
 
     function: Callable[..., Any]
     config: Config
-    noticed: StateGuard
+    state_guard: StateGuard
     pending: Pending
     told: list[Report]
     parts: bool = False
-    around: Around | None = None
+    around: StepWrapper | None = None
     packing: Packing | None = None
 
 
@@ -56,7 +56,7 @@ class Owner(Finds, Prover, Protocol):
 
     #: the graph that ran last
     stepped: Gives | None
-    apart: Callable[[], None] | None  #: Unlike where some may not be stepped alone
+    apart: Callable[[], None] | None  #: LanesDiffer where some may not be stepped alone
     kept: int  #: the number of sets of lanes for which programs are kept
 
     def shadow_of_all(self) -> Any:
@@ -69,4 +69,4 @@ class Owner(Finds, Prover, Protocol):
         """Find the lanes of later calls by their home."""
 
     def survey_holds(self) -> None:
-        """Raise Stale unless lanes that were alike still are."""
+        """Raise LanesChanged unless lanes that were alike still are."""

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 from ..shadow.optimizer import Shadow
 from .models import Models
@@ -51,7 +51,7 @@ class Trace:
         """The optimizer's shadow, with the models for lanes; `epoch`: see Shadow."""
         if self.shadow is None:
             if type(optimizer.state) not in (dict, collections.defaultdict):
-                raise Unlike(f"its state is a {type(optimizer.state).__name__}")
+                raise LanesDiffer(f"its state is a {type(optimizer.state).__name__}")
             self.shadow = Shadow(optimizer, follows=True)
             session.hollow[self.shadow.itself] = self.fill
             state = optimizer.state.copy()
@@ -67,10 +67,10 @@ class Trace:
         return self.shadow
 
     def check_worth(self, lanes: Lanes) -> None:
-        """Raise Unlike if more models would be traced than there are lanes."""
+        """Raise LanesDiffer if more models would be traced than there are lanes."""
         n, all_lanes = len(self.active), len(lanes.params)
         if n > all_lanes:
-            raise Unlike(f"{n} models were to be traced for {all_lanes} lanes")
+            raise LanesDiffer(f"{n} models were to be traced for {all_lanes} lanes")
 
     def release(self) -> None:
         """Keep nothing of the optimizer, but what Dynamo has compiled."""
@@ -98,7 +98,8 @@ class Trace:
         return made
 
     def check_counters(self, models: Models, optimizer: Optimizer) -> None:
-        """Raise Unlike if the trace holds only for the values of the models' counters.
+        """Raise LanesDiffer if the trace holds only for the values of the models'
+        counters.
 
         The step's writes to the shadow must have been taken over before.
         """
@@ -112,7 +113,7 @@ class Trace:
                 shadow.itself.state[models.params[number]][key] += 1000
         shadow.clean = False
         if not before or fitting(shadow.itself) != before:
-            raise Unlike("the trace is valid for one count of steps only")
+            raise LanesDiffer("the trace is valid for one count of steps only")
 
 
 def present(lanes: Lanes) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ def present(lanes: Lanes) -> tuple[int, ...]:
 def choose(traces: list[Trace], models: Models, lanes: Lanes) -> Trace:
     """The trace that ran the last lanes of this home, or else the smallest, that
     includes the models of the kinds present; a new one, added to `traces`, if there is
-    none. Raises Unlike.
+    none. Raises LanesDiffer.
     """
     home = lanes.home
     last = None if home is None else home.led_by()
@@ -149,7 +150,7 @@ def _choose(
     if fit:
         return min(fit, key=lambda trace: len(trace.active))
     if len(traces) >= TRACES:
-        raise Unlike("its lanes change too often")
+        raise LanesDiffer("its lanes change too often")
     wanted = set(present)
     if any(models.params[k].grad is None for k in present):
         # any of them may come to lack its gradient
@@ -163,4 +164,4 @@ def _choose(
             new_trace = Trace(models, active)
             traces.append(new_trace)
             return new_trace
-    raise Unlike("the effect of the step on a lane depends on other lanes")
+    raise LanesDiffer("the effect of the step on a lane depends on other lanes")

@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from torch.optim import Optimizer
 
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
@@ -26,7 +26,7 @@ def many_lanes(optimizer: Optimizer, few: int = FEW) -> bool:
 
 
 def check_alike(lanes: Lanes) -> None:
-    """Raise Unlike where too many lanes would lead."""
+    """Raise LanesDiffer where too many lanes would lead."""
     few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
     if few > SHARE * len(lanes.params):
-        raise Unlike(f"{few} of its {len(lanes.params)} {UNLIKE}")
+        raise LanesDiffer(f"{few} of its {len(lanes.params)} {UNLIKE}")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..inputs.keys import GRAD, NUMBERS, PARAM, Unlike
+from ..inputs.keys import GRAD, NUMBERS, PARAM, LanesDiffer
 from ..inputs.lanes import Kind, Lanes
 from ..shadow.optimizer import Shadow, Write
 from .models import Models
@@ -71,15 +71,15 @@ class Writes:
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     def to(self, state: dict[torch.Tensor, State]) -> list[Write]:
-        """The writes to an optimizer with this `state`. Raises Unlike where the step
-        changed more of the models than their state.
+        """The writes to an optimizer with this `state`. Raises LanesDiffer where the
+        step changed more of the models than their state.
         """
         lanes, shadow, fresh = self.lanes, self.shadow, self.fresh
         if not shadow.is_intact():
-            raise Unlike("the step replaces the optimizer's state or parameters")
+            raise LanesDiffer("the step replaces the optimizer's state or parameters")
         if self.gives is None and self.models.counted:
             # numbers made of what the models count, of which no graph knows
-            raise Unlike("fuseopt compiled no part of the step")
+            raise LanesDiffer("fuseopt compiled no part of the step")
         writes = [*shadow.writes(lanes=False, check=self._check_common)]
         for kind in lanes.kinds:
             writes += self._of_kind(kind)
@@ -97,11 +97,13 @@ class Writes:
         now, old = self.shadow.itself.state.get(p), self.models.state.get(p, {})
         if now is None:
             if kind.has_state:
-                raise Unlike("the step drops the state of a parameter")
+                raise LanesDiffer("the step drops the state of a parameter")
             return []
         hollow = self.models.packed(kind.model)[1].items()
         if any(now.get(k) is not t for k, t in hollow if k in old):
-            raise Unlike("the step replaces a tensor of its state that is kept packed")
+            raise LanesDiffer(
+                "the step replaces a tensor of its state that is kept packed"
+            )
         if kind.has_state and tuple(now) == tuple(old):
             changed = [k for k, v in now.items() if v is not old[k]]
             if not changed:
@@ -157,24 +159,26 @@ class Writes:
             return self._check_number(value)
         model, key = place
         if model != kind.model:
-            raise Unlike("it keeps a number of one lane in the state of another")
+            raise LanesDiffer("it keeps a number of one lane in the state of another")
         return before[key]
 
     def _check_number(self, value: Any) -> Any:
-        """A value of all lanes' state, which is returned; raises Unlike for another."""
+        """A value of all lanes' state, which is returned; raises LanesDiffer for
+        another.
+        """
         if type(value) not in NUMBERS:
-            raise Unlike(f"the step makes state that is a {type(value).__name__}")
+            raise LanesDiffer(f"the step makes state that is a {type(value).__name__}")
         if isinstance(value, float) and self.shadow.stands_for_numpy(value):
-            raise Unlike("it keeps a numpy.float64 in the state of its lanes")
+            raise LanesDiffer("it keeps a numpy.float64 in the state of its lanes")
         if isinstance(value, float) and value != value:
-            raise Unlike("it keeps a number computed from a tensor of a lane")
+            raise LanesDiffer("it keeps a number computed from a tensor of a lane")
         return value
 
     def _check_common(self, values: Iterable[Any]) -> None:
-        """Raise Unlike where a value outside of the lanes' state is one of a lane."""
+        """Raise LanesDiffer where a value outside of lanes' state is one of a lane."""
         for value in values:
             if self._differs(value):
-                raise Unlike(
+                raise LanesDiffer(
                     "it keeps a number of one lane in a place that all lanes share"
                 )
             if isinstance(value, dict):
@@ -234,8 +238,9 @@ class Writes:
 
 
 def _check_apart(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise Unlike unless a copy of each of these tensors is all that a lane needs:
-    one that shares memory with another of them, or has an element twice, is a view.
+    """Raise LanesDiffer unless a copy of each of these tensors is all that a lane
+    needs: one that shares memory with another of them, or has an element twice, is a
+    view.
     """
     storages = set()
     for t in tensors:
@@ -243,5 +248,5 @@ def _check_apart(tensors: Iterable[torch.Tensor]) -> None:
             continue
         storage = t.untyped_storage().data_ptr()
         if storage in storages or torch.empty_like(t).stride() != t.stride():
-            raise Unlike("tensors of its new state share memory")
+            raise LanesDiffer("tensors of its new state share memory")
         storages.add(storage)

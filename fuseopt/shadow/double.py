@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.tables import acts_when_asked
-from ..inputs.keys import GRAD, Hung, free_shape
+from ..inputs.keys import GRAD, OddValue, free_shape
 from ..inputs.lanes import Lanes
 from ..inputs.values import holdings, is_hooks, own_attributes
 
@@ -127,7 +127,7 @@ class Double:
         for i in members:
             p = self.params[i] = self.twins[id(lanes.params[i])]
             self.places[i] = p.data_ptr(), p.grad
-            self.near[i] = free_shape(p) if lanes.loose else None
+            self.near[i] = free_shape(p) if lanes.ignore_sizes else None
 
     @functools.cached_property
     def _lane_of(self) -> dict[int, int]:
@@ -169,13 +169,13 @@ class Double:
                 twin = self._of_lane(x)
             if twin is None:
                 if x.dim() or type(x) is not torch.Tensor:
-                    raise Hung(f"{name} is a tensor that belongs to no lane", x)
+                    raise OddValue(f"{name} is a tensor that belongs to no lane", x)
                 twin = self.twins[id(x)] = self._number(x)
                 self.know(twin, Known(-1, ("shared", name, 0), True))
             return twin
         acts = acts_when_asked(x)
         if acts:
-            raise Hung(f"{name} {acts}", x)
+            raise OddValue(f"{name} {acts}", x)
         if type(x) in (dict, collections.OrderedDict):
             return type(x)((k, self.copy(v, f"{name}.{k}")) for k, v in x.items())
         if type(x) is collections.defaultdict:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..inputs.keys import Hung
+from ..inputs.keys import OddValue
 
 Path = tuple[Any, ...]
 _GONE = object()
@@ -49,7 +49,7 @@ def hindrance_of(error: Exception, optimizer: Optimizer) -> Hindrance:
     """The value, hanging on an optimizer, that an error tells of; LASTING for an error
     of any other kind.
     """
-    if isinstance(error, Hung):
+    if isinstance(error, OddValue):
         for path, x, holder in _held(optimizer):
             if x is error.value and (error.within is None or error.within is holder):
                 return Hindrance(path, type(x))

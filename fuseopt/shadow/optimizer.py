@@ -25,7 +25,7 @@ from .. import compat
 from ..compiler.code_paths import PLAIN
 from ..compiler.tables import acts_when_copied
 from ..inputs.change import Change
-from ..inputs.keys import Hung, Unlike, only_tensors
+from ..inputs.keys import LanesDiffer, OddValue, only_tensors
 from ..inputs.values import OUTSIDE, is_hooks
 from .mirrored import Pair, Part
 from .stand_in import stand_in, unfused
@@ -62,7 +62,8 @@ class Shadow:
     """The shadow of an optimizer. `itself` is what a step is given.
 
     Its groups are those of torch's foreach steps where the optimizer's ask for torch's
-    fused kernels. Raises Unlike for an optimizer that no other object can stand for.
+    fused kernels. Raises LanesDiffer for an optimizer that no other object can stand
+    for.
 
     `follows`: may a float stand for each numpy.float64? A trace must then be made anew
     when `numpy_names` changes.
@@ -121,7 +122,7 @@ class Shadow:
 
         `state`, `lists`: replace its state and the parameters of each group, if the
         shadow has other lanes. `epoch`: that of a StateGuard that has just compared the
-        optimizer. Raises Hung for values that are not plain data.
+        optimizer. Raises OddValue for values that are not plain data.
         """
         helper, given = self.helper, (epoch, state, lists)
         compared = self.clean and epoch is not None and len(self.numpy) < MANY
@@ -141,7 +142,7 @@ class Shadow:
     ) -> None:
         groups = optimizer.param_groups
         if type(groups) is not list:
-            raise Hung("its groups are not a list", groups)
+            raise OddValue("its groups are not a list", groups)
         lists_of_params = [group["params"] for group in groups]
         lanes = [
             optimizer.state if state is None else state,
@@ -179,7 +180,7 @@ class Shadow:
                 self._mirror(x, optimizer, "state", self._lanes.pairs)
                 if id(x) not in self._lanes.pairs:
                     what = f"the parameters of a group are a {type(x).__name__}"
-                    raise Hung(what, x, holder)
+                    raise OddValue(what, x, holder)
                 if holder is not None:
                     only_tensors(x)
             self._lanes.roots = [*map(id, lanes)]
@@ -188,7 +189,7 @@ class Shadow:
         if state is not None:
             own = {id(optimizer.state), *map(id, optimizer.state.values())}
             if not own.isdisjoint(self._plain.pairs):
-                raise Unlike("it holds a parameter's state under a second name")
+                raise LanesDiffer("it holds a parameter's state under a second name")
         self._plain.roots = [*map(id, plain)]
         self._plain.note()
         pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
@@ -236,12 +237,12 @@ class Shadow:
         # before attributes, which may hold groups too
         for group, params in zip(every, lists, strict=True):
             if type(group) is not dict:
-                raise Hung("a group is not a dict", group)
+                raise OddValue("a group is not a dict", group)
             acts = acts_when_copied(group)
             if acts:
-                raise Hung(f"a group {acts}", group)
+                raise OddValue(f"a group {acts}", group)
             if id(group) in self._lanes.pairs:
-                raise Hung("a state contains a group", group)
+                raise OddValue("a state contains a group", group)
             seen = group.copy()
             content = {
                 key: params
@@ -296,10 +297,10 @@ class Shadow:
             if pair is not None:
                 return pair.ours
             if id(x) in self._within:
-                raise Hung(f"{name} holds itself", x)
+                raise OddValue(f"{name} holds itself", x)
             acts = acts_when_copied(x)
             if acts:
-                raise Hung(f"{name} {acts}", x)
+                raise OddValue(f"{name} {acts}", x)
             self._within.add(id(x))
             seen = x.copy()
             inner: Any
@@ -321,7 +322,7 @@ class Shadow:
             return x
         if isinstance(x, weakref.ref) and x() is not optimizer:
             return x
-        raise Hung(f"{name} is a {kind.__name__}, an unsupported type", x)
+        raise OddValue(f"{name} is a {kind.__name__}, an unsupported type", x)
 
     # ---------------------------------------------------------------- after a step
 
@@ -353,7 +354,7 @@ class Shadow:
             items = tuple(self.translated(y) for y in x)
             return x if all(map(is_, items, x)) else items
         elif not isinstance(x, (*SHARED, weakref.ref)):
-            raise Unlike(f"the step makes a {kind.__name__}, an unsupported type")
+            raise LanesDiffer(f"the step makes a {kind.__name__}, an unsupported type")
         return x
 
     def writes(

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.session import session
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:
@@ -33,14 +33,14 @@ def unfused(group: dict[str, Any]) -> dict[str, bool]:
 def stand_in(optimizer: Optimizer) -> Any:
     """An object of an optimizer's class without attributes.
 
-    Raises Unlike for an optimizer that no other object can stand for.
+    Raises LanesDiffer for an optimizer that no other object can stand for.
     """
     kind = type(optimizer)
     for c in kind.__mro__:
         if any(isinstance(x, types.MemberDescriptorType) for x in vars(c).values()):
-            raise Unlike(f"{c.__name__} keeps attributes in slots")
+            raise LanesDiffer(f"{c.__name__} keeps attributes in slots")
     if hasattr(kind, "__del__"):
-        raise Unlike(f"{kind.__name__} has a __del__")
+        raise LanesDiffer(f"{kind.__name__} has a __del__")
     shadow = object.__new__(kind)
     session.apart.add(shadow)
     return shadow

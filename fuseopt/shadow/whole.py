@@ -23,7 +23,7 @@ from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
 from ..handlers import Interrupted
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
@@ -92,7 +92,7 @@ def _names(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-class Whole:
+class WholeStep:
     """The step of one optimizer, traced whole. `why`: why no shadow is used, or ""."""
 
     def __init__(self, function: Any) -> None:
@@ -110,7 +110,7 @@ class Whole:
         self.pending = Pending()
         self.steps: list[CompiledStep | SeenThrough] = []
         #: did the last call compile nothing?
-        self.quiet = False
+        self.compiled_nothing = False
         # did the last call end normally? Did the one before it compile nothing?
         self._sound = True
         self._steady = False
@@ -138,12 +138,12 @@ class Whole:
             step = backend(gm, example_inputs, **keywords)
             self = owner()
             if self is not None:
-                self.quiet = False
+                self.compiled_nothing = False
                 if not (isinstance(step, STEPS) and step.put_off_to(self.pending)):
                     # what the step keeps may be refused when this has written; it is
                     # traced again, and reported then
                     del session.reports[told:]
-                    raise Unlike("its graph writes before the end of the step")
+                    raise LanesDiffer("its graph writes before the end of the step")
                 self.steps.append(step)
             return step
 
@@ -163,12 +163,14 @@ class Whole:
         """
         if not self._sound:
             self._cut_off()
-        pending, steady = self.pending, self.quiet
+        pending, steady = self.pending, self.compiled_nothing
         self._steady, self._sound = steady, False
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
-                    raise Unlike("it uses the optimizer other than by its attributes")
+                    raise LanesDiffer(
+                        "it uses the optimizer other than by its attributes"
+                    )
                 self.shadow = Shadow(optimizer, follows=True)
             shadow = self.shadow
             shadow.refresh(optimizer)
@@ -178,7 +180,7 @@ class Whole:
                 self.steps.clear()
                 self.compiled = self.compile(backend(), make)
             shadow.clean = False
-            self.quiet = True
+            self.compiled_nothing = True
             call = pending.start()
             result = self.compiled(shadow.itself)
             if result is not None:
@@ -197,7 +199,7 @@ class Whole:
         except Interrupted as error:
             raise error.raised from None
         except Exception as error:
-            expected = isinstance(error, (Unlike, *compat.dynamo_errors()))
+            expected = isinstance(error, (LanesDiffer, *compat.dynamo_errors()))
             if pending.begun or (steady and not expected) or compat.must_fail():
                 raise
             if isinstance(error, OUT_OF_MEMORY):
@@ -221,8 +223,8 @@ class Whole:
 
     def _cut_off(self) -> None:
         """Compare nothing with the last call, which an exception ended."""
-        if not (self._steady and self.quiet):
+        if not (self._steady and self.compiled_nothing):
             self.compiled = None
-            self.quiet = False
+            self.compiled_nothing = False
         for step in self.steps:
             step.forget()

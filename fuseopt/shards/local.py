@@ -23,8 +23,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..inputs.given import Given
-from ..inputs.keys import NUMBERS, Unlike
+from ..inputs.given import PendingGradients
+from ..inputs.keys import NUMBERS, LanesDiffer
 from ..inputs.parts import Watch
 from ..replicate.writes import Each
 from ..shadow.optimizer import Write
@@ -70,21 +70,22 @@ def placed(optimizer: Optimizer) -> str:
 
 
 def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
-    """The local part of a DTensor with a spec like `spec`; raises Unlike for others.
+    """The local part of a DTensor with a spec like `spec`; raises LanesDiffer for
+    others.
 
     `name`: describes the tensor in errors.
     """
     if type(t) is not compat.dtensor_type():
-        raise Unlike(f"{name} of a DTensor is a {type(t).__name__}")
+        raise LanesDiffer(f"{name} of a DTensor is a {type(t).__name__}")
     tensor_spec = compat.spec_of(t)
     if not compat.alike(tensor_spec, spec):
-        raise Unlike(
+        raise LanesDiffer(
             f"{name} of a parameter that is {_describe(spec)} is "
             f"{_describe(tensor_spec)}: another mesh, placement or size"
         )
     local = compat.arrived(compat.local_part(t))
     if type(local) is not torch.Tensor:
-        raise Unlike(f"a part of {name} is a {type(local).__name__}")
+        raise LanesDiffer(f"a part of {name} is a {type(local).__name__}")
     return local
 
 
@@ -95,7 +96,7 @@ def _describe(spec: Any) -> str:
 class LocalOptimizer:
     """See the module. `itself`: the local optimizer; `given`: its gradients.
 
-    Raises Unlike for an optimizer that cannot have a stand-in.
+    Raises LanesDiffer for an optimizer that cannot have a stand-in.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -115,7 +116,7 @@ class LocalOptimizer:
         self._whole: list[torch.Tensor] = []
         self._grad_specs: list[Any] = []  # specs like those of the parameters
         self._watch = Watch()
-        self.given = Given()
+        self.given = PendingGradients()
         self._known = False  # is all up to date, except what `_watch` notices?
         self._wrote = False
         #: has no parameter a gradient?
@@ -127,8 +128,8 @@ class LocalOptimizer:
         """Update the local optimizer from the optimizer. Gradients are in `given`,
         which sets them at the step.
 
-        Raises Unlike for state that is neither a DTensor nor plain data, or that is
-        sharded differently than its parameter. `helper`: the library of the guards.
+        Raises LanesDiffer for state that is neither a DTensor nor plain data, or that
+        is sharded differently than its parameter. `helper`: the library of the guards.
         """
         unchanged = self._known and not self._wrote
         parts: list[Any] | None = self._watch.look(helper) if unchanged else None
@@ -174,21 +175,21 @@ class LocalOptimizer:
     def _rebuild(self, optimizer: Optimizer) -> None:
         groups, state = optimizer.param_groups, optimizer.state
         if type(groups) is not list or {*map(type, groups)} - {dict}:
-            raise Unlike("its groups are not a list of dicts")
+            raise LanesDiffer("its groups are not a list of dicts")
         if type(state) not in (dict, collections.defaultdict):
-            raise Unlike(f"its state is a {type(state).__name__}")
+            raise LanesDiffer(f"its state is a {type(state).__name__}")
         old_parts, self._parts = self._parts, {}
         for group in groups:
             if type(group[_PARAMS]) is not list:
-                raise Unlike("the parameters of a group are not a list")
+                raise LanesDiffer("the parameters of a group are not a list")
             for p in group[_PARAMS]:
                 if id(p) in self._parts:
-                    raise Unlike("a parameter is in its groups twice")
+                    raise LanesDiffer("a parameter is in its groups twice")
                 self._parts[id(p)] = self._part(p, old_parts.get(id(p)))
         self._spread = [part for part in self._parts.values() if part.spec is not None]
         self._grad_specs = [part.spec for part in self._spread]
         self._whole = [part.whole for part in self._spread]
-        self.given = Given([part.param for part in self._spread])
+        self.given = PendingGradients([part.param for part in self._spread])
         self._outside = {}
         self._wholes = {}
         if type(self._state) is not type(state):
@@ -244,9 +245,11 @@ class LocalOptimizer:
         for p, values in state.items():
             part = self._parts.get(id(p))
             if part is None:
-                raise Unlike("it has state for an object other than its parameters")
+                raise LanesDiffer(
+                    "it has state for an object other than its parameters"
+                )
             if type(values) is not dict:
-                raise Unlike("the state of a parameter is not a dict")
+                raise LanesDiffer("the state of a parameter is not a dict")
             _, local_values = old_states.get(id(values), (values, {}))
             new_values = {k: self._local_value(v, k, part) for k, v in values.items()}
             local_values.clear()
@@ -261,17 +264,17 @@ class LocalOptimizer:
         if not (kind is not None and isinstance(p, kind)):
             return Part(p, p, p, None)
         if type(p) is not kind:
-            raise Unlike(f"a parameter is a {type(p).__name__}")
+            raise LanesDiffer(f"a parameter is a {type(p).__name__}")
         spec = compat.spec_of(p)
         if not compat.is_summed_up(spec):
-            raise Unlike(f"a parameter is {_describe(spec)}, a Partial placement")
+            raise LanesDiffer(f"a parameter is {_describe(spec)}, a Partial placement")
         if not p.dim():
-            raise Unlike("a parameter is a DTensor without dimensions")
+            raise LanesDiffer("a parameter is a DTensor without dimensions")
         local = part_of(p, spec, "a parameter")
         if local.is_contiguous() != p.is_contiguous():
-            raise Unlike("a local part is laid out differently from its parameter")
+            raise LanesDiffer("a local part is laid out differently from its parameter")
         if not p.is_leaf:
-            raise Unlike("a parameter is not a leaf")
+            raise LanesDiffer("a parameter is not a leaf")
         if (
             old is not None
             and old.whole is p
@@ -289,13 +292,15 @@ class LocalOptimizer:
         kind = compat.dtensor_type()
         if part.spec is None or not isinstance(value, torch.Tensor):
             if kind is not None and isinstance(value, kind):
-                raise Unlike(f"the state {name!r} of a plain parameter is a DTensor")
+                raise LanesDiffer(
+                    f"the state {name!r} of a plain parameter is a DTensor"
+                )
             return value
         if value.dim() == 0 and type(value) is torch.Tensor:
             return value
         local = part_of(value, part.spec, f"the state {name!r}")
         if not _has_layout(local, part.local):
-            raise Unlike(f"a part of the state {name!r} has another size")
+            raise LanesDiffer(f"a part of the state {name!r} has another size")
         self._wholes[id(local)] = value
         return local
 
@@ -331,7 +336,7 @@ class LocalOptimizer:
         self._watch.count_up()
         if self._wrote and optimizer is not None:
             self._known = False
-            with contextlib.suppress(Unlike):  # the next call raises it
+            with contextlib.suppress(LanesDiffer):  # the next call raises it
                 self._rebuild(optimizer)
                 self._note(optimizer)
                 self._known = True
@@ -356,7 +361,7 @@ class LocalOptimizer:
         counterpart, part = self._outside[id(target)]
         name = function.__name__
         if isinstance(counterpart, list) or name not in ("update", "pop", "clear"):
-            raise Unlike("the step replaces the optimizer's groups or parameters")
+            raise LanesDiffer("the step replaces the optimizer's groups or parameters")
         if name == "clear":
             return [functools.partial(counterpart.clear)]
         if target is self._state:
@@ -367,7 +372,7 @@ class LocalOptimizer:
         if part is None:
             for key, value in news.items():
                 if key in (*_CELLS, _PARAMS) or _has_parts(value):
-                    raise Unlike(f"the step keeps a part of a DTensor in {key!r}")
+                    raise LanesDiffer(f"the step keeps a part of a DTensor in {key!r}")
         else:
             news = {
                 k: self._outer_value(value, part, new_dtensors)
@@ -390,7 +395,7 @@ class LocalOptimizer:
         for key, local_values in arguments[0].items():
             part = part_of_param[id(key)]
             if type(local_values) is not dict:
-                raise Unlike("the state of a parameter is not a dict")
+                raise LanesDiffer("the state of a parameter is not a dict")
             values = {
                 k: self._outer_value(x, part, new_dtensors)
                 for k, x in local_values.items()
@@ -405,7 +410,9 @@ class LocalOptimizer:
         """The optimizer's value for a value of a parameter's new local state."""
         if not isinstance(value, torch.Tensor):
             if type(value) not in NUMBERS:
-                raise Unlike(f"the state of a parameter gets a {type(value).__name__}")
+                raise LanesDiffer(
+                    f"the state of a parameter gets a {type(value).__name__}"
+                )
             return value
         if part.spec is None or not value.dim():
             return value
@@ -417,7 +424,9 @@ class LocalOptimizer:
             if id(value) in existing:
                 return existing[id(value)]
         if not _has_layout(value, part.local):
-            raise Unlike("the step makes state whose size differs from its parameter's")
+            raise LanesDiffer(
+                "the step makes state whose size differs from its parameter's"
+            )
         new_dtensors[id(value)] = compat.spread_as(value, part.whole)
         return new_dtensors[id(value)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 from ..replicate.dry_run import rehearse
 from ..shadow.optimizer import Shadow
@@ -21,7 +21,7 @@ def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
     """
     try:
         lanes = Lanes(optimizer, False, False)
-    except Unlike:
+    except LanesDiffer:
         return ""
     for kind in lanes.kinds:
         if not kind.has_grad:
@@ -30,7 +30,7 @@ def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
         try:
             shadow.refresh(optimizer)
             record = rehearse(shadow.itself, function, lanes, [kind.lanes[0]])
-        except Unlike:
+        except LanesDiffer:
             continue
         op: str = record.beyond
         if op:

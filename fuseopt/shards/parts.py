@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from .. import compat
 from ..capture.fx.inner_calls import InnerCalls
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 
 #: The value of the first number in each of two runs; further ones are odd multiples.
 MARKS = (0.7390851332151607, 0.5671432904097838)
@@ -43,8 +43,8 @@ def parts_of(
     """The calls of `function(DTensors, numbers)`, which returns a DTensor, on parts.
 
     `wholes`: DTensors like those of later calls; `numbers`: how many numbers it takes.
-    Raises Unlike or EagerOnly if the calls depend on contents, on numbers, or on other
-    tensors, and what the function raises.
+    Raises LanesDiffer or EagerOnly if the calls depend on contents, on numbers, or on
+    other tensors, and what the function raises.
     """
     runs = [
         _run(function, wholes, [mark * (2 * k + 1) for k in range(numbers)])
@@ -52,10 +52,10 @@ def parts_of(
     ]
     (recorder, result), (second_recorder, _) = runs
     if recorder.calls != second_recorder.calls:
-        raise Unlike("the calls on local parts depend on a number")
+        raise LanesDiffer("the calls on local parts depend on a number")
     part = compat.local_part(result)
     if id(part) not in recorder.index:
-        raise Unlike("a result was computed from no local part")
+        raise LanesDiffer("a result was computed from no local part")
     graph, nodes = recorder.graph(len(wholes), numbers)
     graph.output((nodes[recorder.index[id(part)]],))
     return Parts(GraphModule(torch.nn.Module(), graph), compat.spec_of(result))
@@ -76,5 +76,5 @@ def _run(
     with torch.no_grad(), recorder:
         result = function(stand_ins, numbers)
     if type(result) is not compat.dtensor_type():
-        raise Unlike(f"a {type(result).__name__} is returned")
+        raise LanesDiffer(f"a {type(result).__name__} is returned")
     return recorder, result

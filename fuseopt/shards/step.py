@@ -15,9 +15,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
-from ..inputs.given import Misfit
-from ..inputs.keys import Unlike
-from ..replicate.driver import Representatives
+from ..inputs.given import PartMismatch
+from ..inputs.keys import LanesDiffer
+from ..replicate.driver import LedOptimizer
 from ..replicate.rehearsal import beyond
 from ..uniformity import prove
 from .local import LocalOptimizer, is_spread, placed
@@ -34,7 +34,7 @@ class Shards:
         self.options = options
         self.told = told
         self.local: LocalOptimizer | None = None
-        self.few: Representatives | None = None
+        self.few: LedOptimizer | None = None
         self.spread = self.plain = False  # as of the first call
         #: the reason why no step is compiled, with the op that needs whole tensors
         self.why = ""
@@ -86,13 +86,13 @@ class Shards:
                     self._learn_why(local, leader)
             finally:
                 local.given.drop()
-        except (Unlike, Misfit) as error:
+        except (LanesDiffer, PartMismatch) as error:
             return False, str(error)
         if did_step:
             local.settle()
         return did_step, "" if did_step else self.why
 
-    def _learn_why(self, local: LocalOptimizer, leader: Representatives) -> None:
+    def _learn_why(self, local: LocalOptimizer, leader: LedOptimizer) -> None:
         """Set `why`, with the op that needs whole tensors, if there is one."""
         self.why = leader.why
         if not leader.why:
@@ -104,9 +104,9 @@ class Shards:
         proof = prove(self.function, local.itself)
         self.treats_tensors_alone = not (proof.why or proof.classes)
 
-    def _led(self, local: LocalOptimizer) -> Representatives:
+    def _led(self, local: LocalOptimizer) -> LedOptimizer:
         arguments = self.function, self.options, self.told
-        return Representatives(*arguments, outward=local.outward)
+        return LedOptimizer(*arguments, outward=local.outward)
 
     def _helper(self) -> ctypes.PyDLL | None:
         """The library of the guards, if it may read fields of objects in memory."""

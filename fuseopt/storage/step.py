@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
-from ..replicate.driver import Representatives
+from ..replicate.driver import LedOptimizer
 from .checkpoints import Checkpoints
 from .kept import Kept
 from .packing import LanePacking
@@ -65,7 +65,7 @@ class Stored:
         """Compile with these options from now on."""
         packing = LanePacking()
         told = self.told
-        self.few = Representatives(self.function, options, told, packing=packing)
+        self.few = LedOptimizer(self.function, options, told, packing=packing)
         self.few.want()
 
     def end(self, optimizer: Optimizer) -> None:

@@ -130,7 +130,9 @@ class Clip:
         self.compilations = Compilations()
         traced = copied(_clipped if factor is None else _measured, ())
         compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], torch.Tensor] = compat.Traced(compiled, traced)
+        self.compiled: Callable[[Any], torch.Tensor] = compat.DirectDynamoCall(
+            compiled, traced
+        )
 
     def call(self, arguments: _Given) -> torch.Tensor | None:
         """Clip and return the total norm; None, with `why`, if nothing was written."""

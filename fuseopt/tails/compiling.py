@@ -9,8 +9,8 @@ from .. import compat
 from ..compiler.report import Report
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import leading
-from ..replicate.around import Around
-from ..replicate.driver import Representatives
+from ..replicate.around import StepWrapper
+from ..replicate.driver import LedOptimizer
 from ..shadow.optimizer import Write
 
 
@@ -19,7 +19,7 @@ def compiled(
 ) -> Callable[..., Any]:
     """`function`, compiled as one graph by Dynamo, if it traces calls at all."""
     traced_on_call = compilations.compile(backend, function, fullgraph=True)
-    return compat.Traced(traced_on_call, function)
+    return compat.DirectDynamoCall(traced_on_call, function)
 
 
 class Compiling:
@@ -38,15 +38,15 @@ class Compiling:
 
     def representatives(
         self,
-        around: Around,
+        around: StepWrapper,
         outward: Callable[[list[Write]], list[Write]] | None = None,
-    ) -> Representatives:
+    ) -> LedOptimizer:
         """The representatives that lead the step with the calls `around` it."""
         reports = self._compilations.told
-        return Representatives(self.function, self.options, reports, outward, around)
+        return LedOptimizer(self.function, self.options, reports, outward, around)
 
     def make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile the step; see `Representatives.step`."""
+        """Compile the step; see `LedOptimizer.step`."""
         return compiled(self._compilations, backend, leading(self.function))
 
     def first_launch(self, report: Report) -> None:

@@ -23,10 +23,10 @@ from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
-from ..isolate.isolated import TRACES, Isolated
+from ..isolate.isolated import TRACES, OptimizerCompiler
 from ..locks import new_rlock
 from .arguments import gradients_of, parameters_of
-from .in_one import InOne
+from .in_one import SingleGraph
 from .steps import has_state
 
 Tensors = list[torch.Tensor]
@@ -154,7 +154,7 @@ class Deferred:
             )
             self.clips = [clip for clip in self.clips if clip.factor is not factor]
 
-    def step(self, isolated: Isolated, alone: bool) -> bool:
+    def step(self, isolated: OptimizerCompiler, alone: bool) -> bool:
         """Scale gradients and step; False if they were scaled at most, in memory.
         `alone`: has the call of the step no arguments?
 
@@ -210,10 +210,12 @@ class Deferred:
 class ClippedStep:
     """The step of one optimizer, in a kernel that scales gradients."""
 
-    def __init__(self, isolated: Isolated, optimizer: Optimizer) -> None:
+    def __init__(self, isolated: OptimizerCompiler, optimizer: Optimizer) -> None:
         options = isolated.options
         self._config = resolve(None, options)
-        self.in_one = InOne([optimizer], [isolated.function], self._config, options)
+        self.in_one = SingleGraph(
+            [optimizer], [isolated.function], self._config, options
+        )
         # has the optimizer stepped before, so that its state is there?
         self._begun = False
         self._content: dict[str, Any] = {}
@@ -299,7 +301,9 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
             continue
         name = type(optimizer).__name__
         isolated: Any = getattr(optimizer.step, COMPILED, None)
-        owner: Any = isolated.owner() if isinstance(isolated, Isolated) else None
+        owner: Any = (
+            isolated.owner() if isinstance(isolated, OptimizerCompiler) else None
+        )
         if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
         if isolated.stored is not None:

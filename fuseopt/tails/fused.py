@@ -30,7 +30,7 @@ from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..handlers import Interrupted
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.policy import Refusing
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
@@ -44,7 +44,7 @@ from .compiling import compiled
 from .predication import DROPPED, UNKNOWN, predicate, result_buffer
 from .sequence import TailInputs, gradients, whole
 
-REFUSALS = (Unlike, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
+REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
 #: The most graphs of one tail, each for another form of its numbers or state.
 PATIENCE = 16
 
@@ -78,9 +78,9 @@ class Fused:
         #: does nobody read gradients after the current call?
         self.drops = False
         self.skips = False
-        # did the last call end normally? `quiet`: did it compile nothing?
+        # did the last call end normally? `compiled_nothing`: did it compile nothing?
         self._sound = True
-        self.quiet = False
+        self.compiled_nothing = False
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -100,7 +100,7 @@ class Fused:
         """
         if not self._sound:
             self._cut_off()
-        was_quiet = self.quiet
+        was_quiet = self.compiled_nothing
         self._sound = False
         try:
             result = self._step(content, drops)
@@ -130,7 +130,9 @@ class Fused:
         if not self.shadows:
             pairs = zip(self.functions, self.optimizers, strict=True)
             if not all(keeps_to_itself(f, type(o)) for f, o in pairs):
-                raise Unlike("a step uses its optimizer other than by its attributes")
+                raise LanesDiffer(
+                    "a step uses its optimizer other than by its attributes"
+                )
             self.shadows = [Shadow(o) for o in self.optimizers]
             self.inputs = TailInputs()
         for shadow, optimizer in zip(self.shadows, self.optimizers, strict=True):
@@ -146,7 +148,7 @@ class Fused:
         self.drops = drops
         if self.compiled is None:
             self.compiled = self._compile()
-        self.quiet = True
+        self.compiled_nothing = True
         for shadow in self.shadows:
             shadow.clean = False
         begun = self.pending.start()
@@ -191,7 +193,7 @@ class Fused:
 
     def _cut_off(self) -> None:
         """Compare nothing with the last call, which an exception ended."""
-        if not self.quiet:
+        if not self.compiled_nothing:
             self.release()
         for shadow in self.shadows:
             shadow.clean = False
@@ -207,9 +209,9 @@ class Fused:
         def tail(gm: GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
             self = owner()
             assert self is not None
-            self.quiet = False
+            self.compiled_nothing = False
             if len(self.graphs) >= PATIENCE:
-                raise Unlike("Dynamo traces it too often")
+                raise LanesDiffer("Dynamo traces it too often")
             check_update(gm, args)
             graph = _Graph(self, gm)
             self.graphs.append(graph)
@@ -246,7 +248,7 @@ class _Graph:
 
     def __call__(self, *args: Any) -> Any:
         if self.inner is None:
-            self.owner.quiet = False
+            self.owner.compiled_nothing = False
             try:
                 self.inner = self._planned(args)
             except Exception as error:
@@ -255,11 +257,11 @@ class _Graph:
         return self.inner(*args)
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
-        """Report an error of fuseopt's own, and raise Unlike; return for others."""
+        """Report an error of fuseopt's own and raise LanesDiffer; return for others."""
         if internal_errors.is_mishap(error):
             arguments = error, self.gm, args, self.owner.config
             message = internal_errors.tell(*arguments, "The tail runs in pieces.")
-            raise Unlike(message) from error
+            raise LanesDiffer(message) from error
 
     def _planned(self, args: Sequence[Any]) -> CompiledStep:
         owner, gm, clock = self.owner, self.gm, Clock()

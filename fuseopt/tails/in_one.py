@@ -12,7 +12,7 @@ from .. import compat
 from ..config import Config
 from ..inputs.change import SAME
 from ..inputs.classes import Structure
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from .fused import Fused
 from .led import Led
 from .led_parts import Clipped, LedParts
@@ -29,7 +29,7 @@ def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
     """
     try:
         content["order"] = dtypes_in_order(grads, content["places"])
-    except Unlike as error:
+    except LanesDiffer as error:
         return str(error)
     scale = content["scale"]
     if scale is not None and scale.device != grads[0].device:
@@ -37,7 +37,7 @@ def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
     return ""
 
 
-class InOne:
+class SingleGraph:
     """The tail of some optimizers. `why`: the reason why it runs in pieces, or "".
 
     `functions`: of their steps, without the layers around them. A tail of several

@@ -20,9 +20,9 @@ from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
-from ..inputs.keys import GRAD, Unlike
-from ..replicate.aside import Aside, Other
-from ..replicate.driver import Representatives
+from ..inputs.keys import GRAD, LanesDiffer
+from ..replicate.aside import StaleTailInputs, TailArguments
+from ..replicate.driver import LedOptimizer
 from ..replicate.models import BESIDE
 from ..replicate.worth import FEW_OF_TAIL, many_lanes
 from .adaptive import adapt
@@ -34,7 +34,7 @@ from .predication import DROPPED, predicate
 from .sequence import average, clamp
 from .stats import norms_of
 from .table import OF_PARAMETERS, Table
-from .totals import Ahead, Factors, Totals
+from .totals import Factors, NormLaunch, Totals
 
 Tensors = list[torch.Tensor]
 #: The most forms that are kept, each for one set of options.
@@ -45,8 +45,8 @@ TRIES = 4
 OTHERWISE = ("objects",)
 
 
-class Form:
-    """The calls around a step, without their tensors and numbers; see `Around`.
+class TailPlan:
+    """The calls around a step, without their tensors and numbers; see `StepWrapper`.
 
     The shared arguments, as far as they exist, are in this order: the divisor, the
     factor that unscales, the factor that clips, the limits of elements, factor and eps
@@ -163,7 +163,9 @@ class Form:
     def finish(
         self, captured: Captured, kinds: Sequence[str | None], flag: int | None
     ) -> Captured:
-        """See `Around`: add the skip of the step, and drop gradients not read later."""
+        """See `StepWrapper`: add the skip of the step, and drop gradients not read
+        later.
+        """
         modes: dict[int, int] = {}
         for place, kind in enumerate(kinds):
             if kind == GRAD:
@@ -199,14 +201,14 @@ class Led:
         self.config = config
         self.why = ""
         self.compiling = Compiling(function, options)
-        self.forms: dict[Any, Representatives] = {}
+        self.forms: dict[Any, LedOptimizer] = {}
         self.totals = Totals(config, self.compiling.first_launch)
         #: the statistics of each parameter; None until they are asked for
         self.table: Table | None = None
         #: the columns of averaged models in the last call
         self.models: list[Tensors] = []
         #: what ran the last call, and its arguments
-        self.last: tuple[Representatives, Aside, Ahead] | None = None
+        self.last: tuple[LedOptimizer, TailArguments, NormLaunch] | None = None
         # did the last call end normally?
         self._sound = True
 
@@ -265,7 +267,7 @@ class Led:
             try:
                 result = self._done(*self.last)
                 refused = result is None
-            except Other:
+            except StaleTailInputs:
                 self.last = None
             except REFUSALS:
                 refused = True
@@ -305,12 +307,12 @@ class Led:
             shared = shared_of(content, factors, params[0].device)
             tensors = [id(x) for x in shared if isinstance(x, torch.Tensor)]
             if len({*tensors}) < len(tensors):
-                raise Unlike("one tensor is in two arguments of a tail")
+                raise LanesDiffer("one tensor is in two arguments of a tail")
             leader = self._form(content, factors, drops, params, columns)
-            aside = Aside(columns, shared, factors.skip, ahead)
+            aside = TailArguments(columns, shared, factors.skip, ahead)
             try:
                 result = self._done(leader, aside, ahead)
-            except Other:
+            except StaleTailInputs:
                 self.totals.drop(ahead)
                 grads = read_grads()
                 continue
@@ -320,7 +322,7 @@ class Led:
                 aside.again = leader.lanes
                 self.last = leader, aside, ahead
             return result
-        raise Unlike("gradients change during the step")
+        raise LanesDiffer("gradients change during the step")
 
     def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
         """A column of averages for each averaged model: the lists of the last call if
@@ -344,9 +346,11 @@ class Led:
         return self.table.of_gradients([p.grad is not None for p in params])
 
     def _done(
-        self, leader: Representatives, aside: Aside, ahead: Ahead
+        self, leader: LedOptimizer, aside: TailArguments, ahead: NormLaunch
     ) -> tuple[torch.Tensor, ...] | None:
-        """Launch a tail. None, with `why`, if nothing was written; raises Other."""
+        """Launch a tail. None, with `why`, if nothing was written; raises
+        StaleTailInputs.
+        """
         n_reports = len(leader.task.told)
         try:
             did_step = leader.step(self.optimizer, self.compiling.make, aside=aside)
@@ -369,7 +373,7 @@ class Led:
         drops: bool,
         params: Tensors,
         columns: Sequence[Tensors],
-    ) -> Representatives:
+    ) -> LedOptimizer:
         """The representatives for these options, made if there are none."""
         n_cells = len(OF_PARAMETERS) * content["measured"]
         dtypes = dtypes_beside(params, columns[: len(columns) - n_cells])
@@ -390,19 +394,19 @@ class Led:
         else:
             while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
-            form = Form(content, factors, drops, [*dtypes, *[None] * n_cells])
+            form = TailPlan(content, factors, drops, [*dtypes, *[None] * n_cells])
             leader = self.forms[key] = self.compiling.representatives(form)
         return leader
 
 
 def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     """The columns of averages and copies, each with a tensor for each parameter. Raises
-    Unlike if they are not of all parameters in their order.
+    LanesDiffer if they are not of all parameters in their order.
     """
     columns = []
     for averages, source in (*content["averages"], *content["copies"]):
         if len(source) != len(params) or not all(map(is_, source, params)):
-            raise Unlike("an average does not cover all parameters in their order")
+            raise LanesDiffer("an average does not cover all parameters in their order")
         columns.append(averages)
     return columns
 
@@ -410,15 +414,15 @@ def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
 def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
 ) -> list[Mapping[torch.dtype, torch.dtype]]:
-    """For each column, its dtype for each dtype of parameters. Raises Unlike if there
-    is more than one.
+    """For each column, its dtype for each dtype of parameters. Raises LanesDiffer if
+    there is more than one.
     """
     dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype]] = []
     for column in columns:
         pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
         dtypes = dict(pairs)
         if len(dtypes) < len(pairs):
-            raise Unlike("averages of parameters of one dtype have several dtypes")
+            raise LanesDiffer("averages of parameters of one dtype have several dtypes")
         dtypes_of_columns.append(dtypes)
     return dtypes_of_columns
 
@@ -426,7 +430,7 @@ def dtypes_beside(
 def shared_of(
     content: Mapping[str, Any], factors: Factors, device: torch.device
 ) -> list[Any]:
-    """The arguments that all lanes share, in the order of `Form`."""
+    """The arguments that all lanes share, in the order of `TailPlan`."""
     shared = [content["divisor"], factors.unscales, factors.clips]
     limit = content["max_value"]
     if limit is not None:

@@ -18,15 +18,15 @@ from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
-from ..inputs.given import Misfit
-from ..inputs.keys import Unlike
-from ..replicate.around import Around
-from ..replicate.aside import Aside
-from ..replicate.driver import Representatives
+from ..inputs.given import PartMismatch
+from ..inputs.keys import LanesDiffer
+from ..replicate.around import StepWrapper
+from ..replicate.aside import TailArguments
+from ..replicate.driver import LedOptimizer
 from ..shards.local import LocalOptimizer, part_of
 from .compiling import Compiling
 from .fused import REFUSALS
-from .led import MAX_FORMS, Form, columns_of, dtypes_beside, shared_of
+from .led import MAX_FORMS, TailPlan, columns_of, dtypes_beside, shared_of
 from .part_norm import PartNorm
 from .totals import NO_FACTORS, Factors
 
@@ -43,14 +43,14 @@ class Clipped(NamedTuple):
 
 
 class PartsForm:
-    """The calls around a step of local parts; see `Around`.
+    """The calls around a step of local parts; see `StepWrapper`.
 
-    It is a `Form` that computes the clip's factor in the launch of the step. The shared
-    arguments are the values of `PartNorm`, a tensor for the total norm, the limit, and
-    then those of `Form`.
+    It is a `TailPlan` that computes the clip's factor in the launch of the step. The
+    shared arguments are the values of `PartNorm`, a tensor for the total norm, the
+    limit, and then those of `TailPlan`.
     """
 
-    def __init__(self, inner: Form, norm: PartNorm) -> None:
+    def __init__(self, inner: TailPlan, norm: PartNorm) -> None:
         self.inner = inner
         self.measures = inner.measures
         self.dtypes = inner.dtypes
@@ -86,7 +86,7 @@ class PartsForm:
     def finish(
         self, captured: Captured, kinds: Sequence[str | None], flag: int | None
     ) -> Captured:
-        """See `Around`."""
+        """See `StepWrapper`."""
         return self.inner.finish(captured, kinds, flag)
 
 
@@ -100,7 +100,7 @@ class LocalColumns:
         self._parts: list[Tensors] = []
 
     def of(self, columns: Sequence[Tensors], params: Tensors) -> list[Tensors]:
-        """The local parts of each column. Raises Unlike for tensors that are not
+        """The local parts of each column. Raises LanesDiffer for tensors that are not
         sharded as their parameter is.
         """
         tensors = [t for column in columns for t in column]
@@ -143,10 +143,10 @@ class LedParts:
         self.compiling = Compiling(function, options)
         self.local: LocalOptimizer | None = None
         self.norms: dict[Any, PartNorm] = {}
-        self.forms: dict[Any, tuple[Representatives, torch.Tensor]] = {}
+        self.forms: dict[Any, tuple[LedOptimizer, torch.Tensor]] = {}
         self.local_columns = LocalColumns()
         #: the representatives of the last call
-        self.leader: Representatives | None = None
+        self.leader: LedOptimizer | None = None
         # did the last call end normally?
         self._sound = True
 
@@ -200,7 +200,7 @@ class LedParts:
             try:
                 wholes = columns_of(content, params)
                 columns = self._refresh(local, params, wholes)
-            except (Unlike, Misfit) as error:
+            except (LanesDiffer, PartMismatch) as error:
                 self._sound = True
                 return str(error)  # the next call may succeed
             return self._led(local, content, drops, params, grads, wholes, columns)
@@ -213,7 +213,7 @@ class LedParts:
     ) -> list[Tensors]:
         """Read the local parts of this call; returns those of averages and copies."""
         if not compat.are_spread(params):
-            raise Unlike("some of its parameters are DTensors, and others are not")
+            raise LanesDiffer("some of its parameters are DTensors, and others are not")
         local.refresh(self.optimizer, self._helper())
         return self.local_columns.of(wholes, params)
 
@@ -232,7 +232,7 @@ class LedParts:
             result = self._step(
                 local, content, drops, grads, wholes, columns, norms_asked
             )
-        except (Misfit, *REFUSALS) as error:
+        except (PartMismatch, *REFUSALS) as error:
             self.why = compat.reason_of(error)
             result = None
         self._sound = True
@@ -269,7 +269,7 @@ class LedParts:
             norm(parts, content["divisor"])
             norms_asked.append((norm, parts))
         n_reports = len(leader.task.told)
-        aside = Aside(columns, shared)
+        aside = TailArguments(columns, shared)
         self.leader = leader
         if not leader.step(local.itself, self.compiling.make, local.given, aside):
             self.why = leader.why or "Dynamo leaves it to eager"
@@ -327,7 +327,7 @@ class LedParts:
         drops: bool,
         params: Sequence[torch.Tensor],
         columns: Sequence[Tensors],
-    ) -> tuple[Representatives, torch.Tensor]:
+    ) -> tuple[LedOptimizer, torch.Tensor]:
         """The representatives for these options, made if there are none, and the tensor
         for the total norm.
         """
@@ -351,8 +351,8 @@ class LedParts:
             device = norm.values[0].device
             total = torch.empty((), dtype=norm.dtype, device=device)
             factors = Factors(None, None, total)
-        inner = Form(content, factors, drops, dtypes)
-        form: Around = inner if norm is None else PartsForm(inner, norm)
+        inner = TailPlan(content, factors, drops, dtypes)
+        form: StepWrapper = inner if norm is None else PartsForm(inner, norm)
         assert self.local is not None
         leader = self.compiling.representatives(form, self.local.outward)
         self.forms[key] = leader, total

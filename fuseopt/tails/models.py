@@ -18,7 +18,7 @@ from torch.optim.swa_utils import (
 )
 
 from .. import compat
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from .arguments import check_beside
 
 Tensors = list[torch.Tensor]
@@ -51,10 +51,10 @@ class Updated:
         return copy
 
     def beside(self, params: Sequence[torch.Tensor]) -> Tensors:
-        """The averages of some parameters. Raises Unlike for one that has none."""
+        """The averages of some parameters. Raises LanesDiffer for one that has none."""
         average_of = {id(p): a for a, p in self.pairs}
         if not average_of.keys() >= {*map(id, params)}:
-            raise Unlike("an averaged model does not cover all parameters")
+            raise LanesDiffer("an averaged model does not cover all parameters")
         return [average_of[id(p)] for p in params]
 
     def apply(

@@ -315,7 +315,7 @@ class _Compiled:
         self.compilations = Compilations()
         traced = copied(function, ())
         compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], None] = compat.Traced(compiled, traced)
+        self.compiled: Callable[[Any], None] = compat.DirectDynamoCall(compiled, traced)
 
     def __call__(self, given: _Given, eager: Callable[[_Given], None]) -> None:
         """Call the function; `eager`: the same, as torch computes it."""

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from ..capture.fx.interpreter import OWN
 from ..compiler import internal_errors
 from ..config import Config
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 
 
 def one_node(function: Callable[..., None], names: Sequence[str]) -> GraphModule:
@@ -34,7 +34,7 @@ def planned(
     instead: str,
 ) -> Any:
     """`plan(args)`, the program of a graph. An error of fuseopt's own is reported, with
-    what happens `instead`, and raised as Unlike.
+    what happens `instead`, and raised as LanesDiffer.
     """
     try:
         return plan(args)
@@ -42,4 +42,4 @@ def planned(
         if not internal_errors.is_mishap(error):
             raise
         message = internal_errors.tell(error, gm, args, config, instead)
-        raise Unlike(message) from error
+        raise LanesDiffer(message) from error

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from .arguments import entries_of
 
 
@@ -71,13 +71,13 @@ class ClipOrder:
 
 def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.dtype]:
     """The dtypes of gradients in the order in which norms are added up, [] if there is
-    only one. Raises Unlike if one graph cannot have these gradients.
+    only one. Raises LanesDiffer if one graph cannot have these gradients.
     """
     if len({g.device for g in grads}) > 1:
-        raise Unlike("gradients are on several devices")
+        raise LanesDiffer("gradients are on several devices")
     order = compat.dtypes_in_order(arranged(grads, places))
     if order is None:
-        raise Unlike("the order in which torch adds up dtypes is unknown")
+        raise LanesDiffer("the order in which torch adds up dtypes is unknown")
     return order
 
 

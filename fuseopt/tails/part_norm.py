@@ -23,7 +23,7 @@ from ..compiler import pipeline
 from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.policy import Refusing
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
@@ -38,8 +38,8 @@ class PartNorm:
     """The total norm of gradients with given specs, for one norm type.
 
     `spec`: of the norm, a DTensor. `values`: the results of `__call__` and arguments of
-    `finish`; the next call overwrites them. Raises Unlike if the norm needs more than
-    few numbers after the last collective, and what torch's function raises.
+    `finish`; the next call overwrites them. Raises LanesDiffer if the norm needs more
+    than few numbers after the last collective, and what torch's function raises.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class PartNorm:
             for x in (n.meta["example_value"] for n in self._sent)
         ]
         if any(x.numel() > len(grads) for x in self.values):
-            raise Unlike("processes exchange more than one number for each gradient")
+            raise LanesDiffer(
+                "processes exchange more than one number for each gradient"
+            )
         self._config, self._told = config, notify
         self._step = self._compiled(parts, divisor)
 
@@ -105,8 +107,8 @@ class PartNorm:
     # ---------------------------------------------------------------- torch's calls
 
     def _cut(self, gm: GraphModule, n: int) -> None:
-        """Split torch's calls at the last collective. Raises Unlike if they are not a
-        norm and one factor for all gradients.
+        """Split torch's calls at the last collective. Raises LanesDiffer if they are
+        not a norm and one factor for all gradients.
         """
         graph = gm.graph
         inputs = graph.find_nodes(op="placeholder")
@@ -119,14 +121,14 @@ class PartNorm:
         if collectives:
             self._last, waited = calls[collectives[-1] : collectives[-1] + 2]
             if compat.in_place(self._last.target) is None:
-                raise Unlike(f"{self._last.target} makes a total norm")
+                raise LanesDiffer(f"{self._last.target} makes a total norm")
             self._front, back = calls[: collectives[-1]], calls[collectives[-1] + 2 :]
         else:
             end = calls.index(self._norm) + 1
             self._front, back = calls[:end], calls[end:]
         front = {*self._front}
         if any(map(_writes, front)):
-            raise Unlike("a clip writes before it has its norm")
+            raise LanesDiffer("a clip writes before it has its norm")
         scales = [x for x in back if _writes(x)]
         self._back = [x for x in back if not _writes(x)]
         needed = [y for x in self._back for y in x.all_input_nodes]
@@ -139,26 +141,28 @@ class PartNorm:
         allowed = {self._limit, *self._received, *self._back}
         used = [*needed, self._norm, self._factor]
         if not allowed.issuperset(used):
-            raise Unlike("a clip reads gradients after its total norm")
+            raise LanesDiffer("a clip reads gradients after its total norm")
 
     def _scaled(self, scales: Iterable[Node]) -> Node:
-        """The factor by which each gradient is multiplied once; else raises Unlike."""
+        """The factor by which each gradient is multiplied once; else raises
+        LanesDiffer.
+        """
         scaled: list[Node] = []
         factors: set[Any] = set()
         for x in scales:
             name = str(x.target)
             if name not in ("aten._foreach_mul_.Tensor", "aten.mul_.Tensor"):
-                raise Unlike(f"a clip calls {name}")
+                raise LanesDiffer(f"a clip calls {name}")
             target, factor = x.args
             scaled += [target] if isinstance(target, Node) else target  # type: ignore
             factors.add(factor)
         if len(factors) != 1 or len(scaled) != len(self._inputs):
-            raise Unlike("a clip is more than one factor")
+            raise LanesDiffer("a clip is more than one factor")
         if {*scaled} != {*self._inputs}:
-            raise Unlike("a clip scales something besides gradients")
+            raise LanesDiffer("a clip scales something besides gradients")
         (the_factor,) = factors
         if not isinstance(the_factor, Node):
-            raise Unlike("the factor of a clip does not depend on its norm")
+            raise LanesDiffer("the factor of a clip does not depend on its norm")
         return the_factor
 
     # ---------------------------------------------------------------- the first launch

@@ -13,7 +13,7 @@ from .. import compat
 from ..compiler.session import COMPILED
 from ..isolate.compile import compile_bound
 from ..isolate.decorators import cells, peel
-from ..isolate.isolated import Isolated
+from ..isolate.isolated import OptimizerCompiler
 
 #: The files of layers around a step that a tail may leave out: it does their work.
 _LAYERS = frozenset(
@@ -58,7 +58,7 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
                 f"the step of {type(optimizer).__name__} is wrapped by {place}",
             )
     isolated = getattr(step, COMPILED, None)
-    if isinstance(isolated, Isolated):
+    if isinstance(isolated, OptimizerCompiler):
         inner = isolated.function
         if isolated.stored is not None:
             return inner, f"the state of {type(optimizer).__name__} is kept packed"

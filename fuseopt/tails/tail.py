@@ -39,7 +39,7 @@ from .arguments import (
 )
 from .beside import Beside
 from .deferred import settle_of
-from .in_one import InOne
+from .in_one import SingleGraph
 from .led_parts import Clipped
 from .lists import Lists
 from .norm_groups import NormGroup, NormGroups, step_of_groups, together
@@ -95,7 +95,7 @@ class Tail:
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
-        self._fused: InOne | None = None
+        self._fused: SingleGraph | None = None
         #: the optimizers' steps, and the functions of these: see `function_of`
         self._seen: list[Any] = []
         self._functions: list[tuple[Any, str]] = []
@@ -296,13 +296,15 @@ class Tail:
             self._fused = self._steps = None
         self._functions, self._seen = functions, steps
 
-    def _new_in_one(self) -> InOne:
+    def _new_in_one(self) -> SingleGraph:
         attach()
         functions, reasons = zip(*self._functions, strict=True)
         disabled = map(compat.disabled, self.optimizers)
         why = next(filter(None, [*reasons, *disabled]), "")
         options = self._options
-        in_one = InOne(self.optimizers, functions, resolve(None, options), options)
+        in_one = SingleGraph(
+            self.optimizers, functions, resolve(None, options), options
+        )
         in_one.whole.why = in_one.why or why
         return in_one
 

@@ -20,9 +20,9 @@ from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
-from ..inputs.keys import Unlike
+from ..inputs.keys import LanesDiffer
 from ..inputs.policy import Refusing
-from ..replicate.aside import Other
+from ..replicate.aside import StaleTailInputs
 from ..replicate.source import compared_by
 from ..runtime.binding import Binding
 from ..runtime.commit import Launches, Pending
@@ -73,7 +73,7 @@ class Totals:
         grads: Tensors,
         read_grads: Callable[[], Tensors],
         cells_of_grads: Sequence[Tensors] = (),
-    ) -> Ahead:
+    ) -> NormLaunch:
         """The first launch of a call.
 
         `content`: the attributes of a `TailInputs` without the optimizers. `grads`: all
@@ -81,7 +81,7 @@ class Totals:
         columns of tensors, for the norm of each gradient and the number of its elements
         that are not finite.
 
-        Raises Unlike, CaptureError, CannotBuild, UnsupportedInput.
+        Raises LanesDiffer, CaptureError, CannotBuild, UnsupportedInput.
         """
         cells = [t for column in cells_of_grads for t in column]
         scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
@@ -92,9 +92,9 @@ class Totals:
         )
         if not is_needed:
             factors = Factors(None, None, content["factor"])
-            return Ahead(None, other_inputs, read_grads, cells, factors)
+            return NormLaunch(None, other_inputs, read_grads, cells, factors)
         if scale is not None and scale.device != grads[0].device:
-            raise Unlike("the scaler's scale is on a different device")
+            raise LanesDiffer("the scaler's scale is on a different device")
         places = content["places"]
         key = (
             len(grads),
@@ -115,9 +115,9 @@ class Totals:
         factors = graph.factors
         if content["factor"] is not None:  # of an earlier clip, so none is made here
             factors = factors._replace(clips=content["factor"])
-        return Ahead(graph, other_inputs, read_grads, cells, factors)
+        return NormLaunch(graph, other_inputs, read_grads, cells, factors)
 
-    def drop(self, ahead: Ahead) -> None:
+    def drop(self, ahead: NormLaunch) -> None:
         """Release a graph that does not fit the present gradients."""
         for key, graph in [*self._graphs.items()]:
             if graph is ahead.graph:
@@ -129,9 +129,9 @@ class Totals:
             graph.forget()
 
 
-class Ahead:
+class NormLaunch:
     """The first launch, for calls with the same inputs besides gradients; see
-    `Aside.ahead`.
+    `TailArguments.ahead`.
 
     `factors`: the tensors that it writes and the step reads.
     """
@@ -158,8 +158,8 @@ class Ahead:
         return [] if self.graph is None else self.graph.results
 
     def __call__(self, step: CompiledStep) -> Launches:
-        """Prepare the launches. `step`: may have compared all gradients. Raises Other
-        if the number of gradients has changed.
+        """Prepare the launches. `step`: may have compared all gradients. Raises
+        StaleTailInputs if the number of gradients has changed.
         """
         graph = self.graph
         if graph is None:
@@ -169,7 +169,7 @@ class Ahead:
             return launches
         grads = self.read_grads()
         if len(grads) != graph.n:
-            raise Other
+            raise StaleTailInputs
         graph.prepare(grads, self.cells, self.other_inputs)
         graph.link(step, self)
         return graph.pending.launches
@@ -255,7 +255,7 @@ class _TotalsGraph:
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
         #: the link to a step's guard, for which Ahead, and memory to keep until the
         #: launches have run
-        self._ahead: Callable[[], Ahead | None] = lambda: None
+        self._ahead: Callable[[], NormLaunch | None] = lambda: None
         self._linked: Linked | None = None
         self._memory: Any = None
 
@@ -284,8 +284,8 @@ class _TotalsGraph:
     def _results(
         self, grads: Sequence[torch.Tensor], *other_inputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Compute the results (see `Ahead.results`) from gradients, then the factors,
-        then norms and counts of each gradient. None for what is not asked for.
+        """Compute the results (see `NormLaunch.results`) from gradients, then the
+        factors, then norms and counts of each gradient. None for what is not asked for.
         """
         scale, found_inf, divisor, max_norm = other_inputs
         inputs = TailInputs(
@@ -341,7 +341,7 @@ class _TotalsGraph:
         finally:
             self.grads = []
 
-    def link(self, step: CompiledStep, ahead: Ahead) -> None:
+    def link(self, step: CompiledStep, ahead: NormLaunch) -> None:
         """In later calls, use the guard of a step that has compared the gradients of
         this one, if that is possible. `ahead`: has the other inputs.
         """
@@ -355,7 +355,7 @@ class _TotalsGraph:
         self._linked = linked(self.step, *compared, unshared, other_tensors)
         self._ahead = weakref.ref(ahead)
 
-    def follow(self, step: CompiledStep, ahead: Ahead) -> Launches | None:
+    def follow(self, step: CompiledStep, ahead: NormLaunch) -> Launches | None:
         """The launches for gradients that `step` has compared; None if it is not linked
         to that guard, for calls with the inputs of `ahead`.
         """
@@ -383,7 +383,7 @@ class _TotalsGraph:
     def check_order(self) -> None:
         """Raise Other if the order changes in which norms are added up."""
         if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
-            raise Other
+            raise StaleTailInputs
 
 
 def _checked_by(

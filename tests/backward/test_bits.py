@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleL
 from torch.utils.checkpoint import checkpoint
 
 import fuseopt
-from fuseopt.replicate.driver import Representatives
+from fuseopt.replicate.driver import LedOptimizer
 from tests.backward.pairs import Pair, model
 from tests.counts import Counts
 from tests.papers.momentum import Lion
@@ -140,9 +140,9 @@ def test_all_buckets_share_one_program(
     assert texts <= 3
     planned: list[int] = []
     for name in ("_survey", "prove"):
-        known = getattr(Representatives, name)
+        known = getattr(LedOptimizer, name)
         monkeypatch.setattr(
-            Representatives,
+            LedOptimizer,
             name,
             lambda *args, known=known: planned.append(1) or known(*args),
         )

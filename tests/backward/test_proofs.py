@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.errors import UnsupportedInput
-from fuseopt.replicate.driver import Representatives
+from fuseopt.replicate.driver import LedOptimizer
 from tests.backward.pairs import Pair, model
 from tests.backward.test_bits import adamw
 
@@ -51,13 +51,13 @@ class Anchored(Optimizer):
 def proofs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One item for each proof that a bucket asked for."""
     asked: list[int] = []
-    prove = Representatives.prove
+    prove = LedOptimizer.prove
 
-    def counted(self: Representatives) -> Any:
+    def counted(self: LedOptimizer) -> Any:
         asked.append(self.calls)
         return prove(self)
 
-    monkeypatch.setattr(Representatives, "prove", counted)
+    monkeypatch.setattr(LedOptimizer, "prove", counted)
     return asked
 
 

@@ -11,8 +11,8 @@ import torch
 import fuseopt
 from fuseopt.inputs.change import SAME, Change
 from fuseopt.inputs.classes import Structure
-from fuseopt.isolate.isolated import Isolated
-from fuseopt.tails.in_one import InOne
+from fuseopt.isolate.isolated import OptimizerCompiler
+from fuseopt.tails.in_one import SingleGraph
 from tests.steps import same_bits
 
 
@@ -103,10 +103,10 @@ def test_an_interrupt_while_old_code_is_dropped(
     mine, theirs = new_optimizer(kind, n), new_optimizer(kind, n)
     if way == "step":
         step = fuseopt.compile(mine).step
-        owner, name = Isolated, "forget"
+        owner, name = OptimizerCompiler, "forget"
     else:
         step = fuseopt.tail(mine)
-        owner, name = InOne, "_release"
+        owner, name = SingleGraph, "_release"
 
     def both() -> None:
         step()

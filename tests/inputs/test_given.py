@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fuseopt.inputs.contents import Contents
-from fuseopt.inputs.given import Given, Misfit
+from fuseopt.inputs.given import PartMismatch, PendingGradients
 from fuseopt.inputs.keys import KINDS
-from fuseopt.inputs.lane_guard import LaneGuard, Meeting
+from fuseopt.inputs.lane_guard import GuardIndexMap, LaneGuard
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
 from fuseopt.runtime.guards.library import HELPER
@@ -78,7 +78,7 @@ class Lanes:
         self.params = [Parameter(torch.ones(3)) for _ in range(5)]
         self.grads: list[Tensor | None] = [torch.ones(3) for _ in range(3)] + [None]
         self.own = self.params[-1].grad = torch.ones(3)
-        self.given = Given(self.params[:4])
+        self.given = PendingGradients(self.params[:4])
         self.given.grads = self.grads
         self.given.put()
         lanes = self.params, [None] * 5, KINDS, [self.params], {}
@@ -91,7 +91,7 @@ class Lanes:
 
     def meet(self) -> None:
         places = array("q", [5, 6, 7, -1, 8]), array("q", [0, 5]), array("q")
-        self.guard.compare_with(self.tensors, Meeting(*places))
+        self.guard.compare_with(self.tensors, GuardIndexMap(*places))
 
     def look(self, grads: list[Tensor | None]) -> list[Any] | None:
         self.given.grads = grads
@@ -130,7 +130,7 @@ def test_gradients_that_do_not_fit_are_not_taken(
 
 def test_parameters_get_gradients_and_lose_them() -> None:
     params = [Parameter(torch.ones(3)) for _ in range(3)]
-    given = Given(params)
+    given = PendingGradients(params)
     given.put()  # nothing to give
     grads = [torch.ones(3), None, torch.ones(3)]
     given.grads = [*grads]
@@ -140,7 +140,7 @@ def test_parameters_get_gradients_and_lose_them() -> None:
     given.drop()
     assert not any(p.grad is not None for p in params)
     given.grads = [torch.ones(3), torch.ones(4), torch.ones(3)]
-    with pytest.raises(Misfit, match="another size or dtype"):
+    with pytest.raises(PartMismatch, match="another size or dtype"):
         given.put()
     assert params[0].grad is not None
     given.drop()

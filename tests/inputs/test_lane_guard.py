@@ -21,7 +21,7 @@ import fuseopt
 from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.inputs.keys import KINDS
-from fuseopt.inputs.lane_guard import LaneGuard, Meeting
+from fuseopt.inputs.lane_guard import GuardIndexMap, LaneGuard
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
 from fuseopt.runtime.guards.library import HELPER
@@ -313,7 +313,7 @@ class Met:
         self.tensors.look({}, {}, tuple(self.all()))
         self.tensors.accept()
         self.places = array("q", [0, n])
-        meeting = Meeting(array("q", self.at), array("q", [1, n]), self.places)
+        meeting = GuardIndexMap(array("q", self.at), array("q", [1, n]), self.places)
         held.watch.compare_with(self.tensors, meeting)
 
     def all(self) -> list[Tensor]:
@@ -369,9 +369,9 @@ def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
     every = met.all()
     pool = AddressPool(Positions(len(every), len(every), {}, []))
     pool.move(met.tensors.addresses)
-    loose = [i in met.at or i == met.places[1] for i in range(len(every))]
+    ignore_sizes = [i in met.at or i == met.places[1] for i in range(len(every))]
     reach = [t.numel() * t.element_size() for t in every]
-    met.tensors.let_move(Moves(loose, reach, [], [], pool))
+    met.tensors.let_move(Moves(ignore_sizes, reach, [], [], pool))
     for p in met.held.params:
         if p.grad is not None:
             p.grad = torch.ones(3)
@@ -383,7 +383,7 @@ def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
 def test_nothing_is_compared_again_that_was_not_before(met: Met) -> None:
     tensors = met.tensors
     tensors.look({}, {}, (met.others[0],))
-    meeting = Meeting(array("q", met.at), array("q"), met.places)
+    meeting = GuardIndexMap(array("q", met.at), array("q"), met.places)
     met.held.watch.compare_with(tensors, meeting)
     assert met.held.watch.tensors is None
     met.others[0] = torch.zeros(7)
@@ -392,7 +392,7 @@ def test_nothing_is_compared_again_that_was_not_before(met: Met) -> None:
 
 def test_a_gradient_that_the_step_does_not_have(met: Met) -> None:
     """It is compared with nothing."""
-    meeting = Meeting(array("q", [-1] * len(met.at)), array("q"), met.places)
+    meeting = GuardIndexMap(array("q", [-1] * len(met.at)), array("q"), met.places)
     met.tensors.look({}, {}, tuple(met.all()))
     met.held.watch.compare_with(met.tensors, meeting)
     met.held.params[7].grad = torch.ones(5)[2:]
@@ -492,7 +492,9 @@ def test_what_is_compared_for_a_missing_gradient(
     guard = TensorGuard(every, helper)
     assert guard.look({}, {}, tuple(every)) == 0
     nothing: array[int] = array("q")
-    meeting = Meeting(array("q", [0, 1, 2, 3, 4, -1]), nothing, nothing, stand_ins)
+    meeting = GuardIndexMap(
+        array("q", [0, 1, 2, 3, 4, -1]), nothing, nothing, stand_ins
+    )
     assert lanes.look() is not None
     lanes.watch.compare_with(guard, meeting)
     assert lanes.watch.tensors is guard

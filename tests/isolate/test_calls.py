@@ -193,10 +193,10 @@ def test_what_dynamo_forgets_is_not_run() -> None:
     assert AROUND.isdisjoint(called(opt.step))
 
 
-def compat_of(opt: Optimizer) -> compat.Traced:
+def compat_of(opt: Optimizer) -> compat.DirectDynamoCall:
     isolated: Any = getattr(opt.step, fuseopt.compiler.session.COMPILED)
     made = isolated.representatives.trace.compiled
-    assert isinstance(made, compat.Traced)
+    assert isinstance(made, compat.DirectDynamoCall)
     return made
 
 

@@ -9,7 +9,7 @@ import torch
 
 import fuseopt
 from fuseopt.errors import LaunchError
-from fuseopt.inputs.keys import Unlike
+from fuseopt.inputs.keys import LanesDiffer
 from fuseopt.replicate.writes import Writes
 from fuseopt.runtime.commit import Pending
 from tests.replicate.test_counters import Powers
@@ -72,7 +72,7 @@ def test_a_refusal_behind_a_launch_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         return call
 
     def refuse(self: Writes, *given: Any) -> None:
-        raise Unlike("a reason")
+        raise LanesDiffer("a reason")
 
     monkeypatch.setattr(Pending, "start", at_once)
     monkeypatch.setattr(Writes, "to", refuse)

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import fuseopt
-from fuseopt.inputs.keys import Unlike
+from fuseopt.inputs.keys import LanesDiffer
 from fuseopt.replicate.traces import Trace
 from tests.steps import make_params, same_bits, set_grads
 
@@ -61,5 +61,5 @@ def test_more_models_than_lanes_are_not_traced() -> None:
     trace: Any = SimpleNamespace(active=(0, 1))
     Trace.check_worth(trace, lanes)
     trace.active = (0, 1, 2)
-    with pytest.raises(Unlike, match="3 models were to be traced for 2 lanes"):
+    with pytest.raises(LanesDiffer, match="3 models were to be traced for 2 lanes"):
         Trace.check_worth(trace, lanes)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from fuseopt.inputs.given import Given
+from fuseopt.inputs.given import PendingGradients
 from fuseopt.inputs.parts import PartGuard
 from tests.shards import local
 from tests.shards.steps import parameters, step_of
@@ -29,20 +29,20 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[list[int], bool]] = []
-        look, put = PartGuard.look, Given.put
+        look, put = PartGuard.look, PendingGradients.put
 
         def looked(guard: PartGuard, *args: Any) -> Any:
             grads = look(guard, *args)
             self.calls[-1][0].append(guard.found)
             return grads
 
-        def given(own: Given) -> None:
+        def given(own: PendingGradients) -> None:
             if own.grads is not None and self.calls:
                 self.calls[-1] = self.calls[-1][0], True
             put(own)
 
         monkeypatch.setattr(PartGuard, "look", looked)
-        monkeypatch.setattr(Given, "put", given)
+        monkeypatch.setattr(PendingGradients, "put", given)
 
 
 STEADY = [SAME], False

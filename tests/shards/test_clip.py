@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fuseopt
 from fuseopt.errors import EagerOnly
-from fuseopt.inputs.keys import Unlike
+from fuseopt.inputs.keys import LanesDiffer
 from fuseopt.shards.parts import parts_of
 from tests.shards import difference, spread
 
@@ -221,7 +221,7 @@ def test_branches_on_numbers_and_contents_are_refused(mesh: DeviceMesh) -> None:
     params = parameters(mesh, [[Shard(0)]])
     give(params, 1)
     grads = [p.grad for p in params]
-    with pytest.raises(Unlike, match="depend on a number"):
+    with pytest.raises(LanesDiffer, match="depend on a number"):
         parts_of(lambda ts, xs: ts[0].mul(float(int(xs[0] * 1e6))), grads, 1)
     with pytest.raises(EagerOnly, match="not an input of the step"):
         parts_of(

@@ -20,7 +20,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 import fuseopt
 from fuseopt import compat
-from fuseopt.inputs.given import Given
+from fuseopt.inputs.given import PendingGradients
 from fuseopt.inputs.look import Look
 from fuseopt.inputs.parts import UNASKED, Watch
 from fuseopt.runtime.commit import Pending
@@ -58,7 +58,7 @@ PLACES: list[tuple[Any, str, bool]] = [
     (Watch, "look", False),
     (Look, "look", False),
     (Pending, "finish", False),
-    (Given, "drop", True),
+    (PendingGradients, "drop", True),
     (LocalOptimizer, "settle", True),
     (Watch, "count_up", True),
 ]

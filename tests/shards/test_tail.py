@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import fuseopt
 from fuseopt.errors import CaptureError
-from fuseopt.replicate.driver import Representatives
+from fuseopt.replicate.driver import LedOptimizer
 from fuseopt.tails import compiling
 from fuseopt.tails.part_norm import PartNorm
 from tests.papers import LAMB, Lion
@@ -309,13 +309,13 @@ def test_what_fails_when_all_processes_were_asked(
     )
     pair.run(1)
 
-    class Refuses(Representatives):
+    class Refuses(LedOptimizer):
         def step(self, *_: Any, **__: Any) -> bool:
             self.why = "it was told to"
             return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(compiling, "Representatives", Refuses)
+        patch.setattr(compiling, "LedOptimizer", Refuses)
         for params in pair.params:
             give(params, 3)
         with profile() as ours:

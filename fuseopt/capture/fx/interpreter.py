@@ -39,7 +39,7 @@ from .inputs import (
 )
 from .patterns import SCALED, restore
 from .reroll import Templates
-from .segments import Unlike, describe, segments, tokens
+from .segments import NoTemplate, describe, segments, tokens
 
 #: Packages whose functions affect only their arguments.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
@@ -190,7 +190,7 @@ class Interpreter:
     def _run_segment(self, nodes: Sequence[Node], names: Sequence[int]) -> None:
         """Record a stretch of nodes, or repeat the recording of an equal stretch."""
         form = incoming = None
-        with contextlib.suppress(Unlike):
+        with contextlib.suppress(NoTemplate):
             form = describe(nodes, names)
         if form is not None:
             incoming = self.templates.incoming([self.env[n] for n in form.outside])

@@ -27,7 +27,7 @@ from ..aten.dtypes import NAMED_DTYPES, PARTS
 from ..aten.recorder import Recorder
 from ..scalars.device import Computed, NumberRef
 from ..scalars.host import Sym
-from .segments import Form, Unlike
+from .segments import Form, NoTemplate
 
 
 class Incoming(NamedTuple):
@@ -246,7 +246,7 @@ class Templates:
         """Make a template of the additions since the mark, if they can be repeated."""
         try:
             template = self._template(form, nodes, env, came, mark)
-        except Unlike:
+        except NoTemplate:
             return
         self._known[form.key, came.exact] = template
         pointwise = (
@@ -268,9 +268,9 @@ class Templates:
     ) -> Template:
         r = self.recorder
         if r.sizes() != mark.sizes:
-            raise Unlike  # the stretch kept a call, made a view, or used shared memory
+            raise NoTemplate  # the stretch kept a call, made a view, or shared memory
         if not all(_plain(env[n]) for n in nodes):
-            raise Unlike
+            raise NoTemplate
         place = {b: -1 - k for k, b in enumerate(came.buffers)}
         fresh = r.buffers[mark.buffers :]
         place.update({mark.buffers + k: k for k in range(len(fresh))})
@@ -278,12 +278,12 @@ class Templates:
         new: list[NewBuffer] = []
         for k, b in enumerate(fresh):
             if b.kind != "temp" or r.first_of(b.storage) < mark.buffers:
-                raise Unlike
+                raise NoTemplate
             whole = b.shape == came.shape and _is_plain(b)
             new.append(NewBuffer(b, storages.setdefault(b.storage, k), whole))
         written = r.values[mark.values :]
         if any(b not in place for b in written):
-            raise Unlike
+            raise NoTemplate
         others: dict[tuple[int, int], int] = {}
 
         def value(v: int) -> int:
@@ -293,7 +293,7 @@ class Templates:
             b = r.values[v]
             if b in place:
                 if mark.current[b] != v:
-                    raise Unlike
+                    raise NoTemplate
                 return place[b]
             index = len(came.buffers) + len(others)
             return -1 - others.setdefault((b, v), index)
@@ -301,7 +301,7 @@ class Templates:
         added: list[SchedulerNode] = []
         for n in r.nodes[mark.nodes :]:
             if not isinstance(n, SchedulerNode):
-                raise Unlike
+                raise NoTemplate
             reads = tuple([value(v) for v in n.reads])
             writes = tuple([v - mark.values for v in n.writes])
             added.append(
@@ -333,17 +333,17 @@ class Templates:
         if isinstance(x, Computed):
             place = self._what(x.tensor, came, mark)
             if not isinstance(place, int) or place < 0:
-                raise Unlike
+                raise NoTemplate
             return NumberRef(place, x.kind)
         for k, y in enumerate(came):
             if x is y:
                 return -1 - k
         b = self.recorder.known(x) if isinstance(x, torch.Tensor) else None
         if b is None or b < mark.buffers or not self.recorder.alone(b):
-            raise Unlike
+            raise NoTemplate
         buffer = self.recorder.buffers[b]
         if x.dtype != NAMED_DTYPES[buffer.dtype] or buffer.offset:
-            raise Unlike
+            raise NoTemplate
         return b - mark.buffers
 
 

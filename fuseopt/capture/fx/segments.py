@@ -25,7 +25,7 @@ PLAIN = (
 LEAST = 3
 
 
-class Unlike(Exception):
+class NoTemplate(Exception):
     """A stretch has an argument that no form can describe."""
 
 
@@ -96,7 +96,7 @@ def _ranges(
 
 
 def describe(nodes: Sequence[Node], tokens: Sequence[int]) -> Form:
-    """Return the form of a stretch. Raises Unlike if it has none."""
+    """Return the form of a stretch. Raises NoTemplate if it has none."""
     place = {n: k for k, n in enumerate(nodes)}
     outside: dict[Node, int] = {}
     write = _Writer(place, outside).write
@@ -154,4 +154,4 @@ class _Writer:
         elif isinstance(x, PLAIN):
             key.append((type(x), x))
         else:
-            raise Unlike
+            raise NoTemplate
