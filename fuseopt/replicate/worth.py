@@ -20,9 +20,12 @@ UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
 
 
-def many_lanes(optimizer: Optimizer, few: int = FEW) -> bool:
-    """Has an optimizer so many lanes that a few of them are worth tracing?"""
-    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= few
+def many_lanes(optimizer: Optimizer, few: int | None = None) -> bool:
+    """Has an optimizer at least `few` lanes, so that tracing a few of them pays? None:
+    FEW.
+    """
+    lanes = sum(map(len, map(_PARAMS, optimizer.param_groups)))
+    return lanes >= (FEW if few is None else few)
 
 
 def check_alike(lanes: Lanes) -> None:

@@ -329,6 +329,8 @@ def numpy_layerwise(optimizer: Any, t: int) -> None:
             p.mul_(decay[i]).sub_(p.grad * rates[i])
 
 
+# Dynamo computes numpy's cos as torch does, so that such a function runs in eager
+@pytest.mark.filterwarnings("ignore:.*Dynamo computes numpy's:RuntimeWarning")
 @pytest.mark.family(3)
 @pytest.mark.parametrize("function", [numpy_cosine, numpy_then_step, numpy_layerwise])
 def test_a_schedule_in_numpy(function: Callable[..., None]) -> None:
