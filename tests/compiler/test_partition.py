@@ -329,7 +329,8 @@ def numpy_layerwise(optimizer: Any, t: int) -> None:
             p.mul_(decay[i]).sub_(p.grad * rates[i])
 
 
-# Dynamo computes numpy's cos as torch does, so that such a function runs in eager
+# Dynamo computes numpy's cos as torch does: a function with it in one graph with its
+# step runs in eager
 @pytest.mark.filterwarnings("ignore:.*Dynamo computes numpy's:RuntimeWarning")
 @pytest.mark.family(3)
 @pytest.mark.parametrize("function", [numpy_cosine, numpy_then_step, numpy_layerwise])
@@ -346,10 +347,11 @@ def test_a_schedule_in_numpy(function: Callable[..., None]) -> None:
         runs.append(params)
     assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
     updates = [r for r in fuseopt.reports() if not r.fallback]
-    assert updates
+    assert bool(updates) == (function is numpy_then_step)
     assert all(r.launches <= 2 for r in updates)
+    expected = "computes only numbers", "computes numpy's"
     for report in fuseopt.reports():
-        assert not report.fallback or "computes only numbers" in report.fallback
+        assert not report.fallback or any(x in report.fallback for x in expected)
 
 
 # ---------------------------------------------------------------- higher-order ops
