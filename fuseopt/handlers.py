@@ -91,6 +91,13 @@ def of_handler(error: BaseException) -> BaseException | None:
     return None
 
 
+def reraise(error: BaseException) -> None:
+    """Raise what a handler of a signal raised, if `error` comes from that."""
+    raised = of_handler(error)
+    if raised is not None:
+        raise raised
+
+
 def _codes(error: BaseException) -> Iterator[types.CodeType]:
     trace = error.__traceback__
     while trace is not None:

@@ -27,7 +27,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..handlers import Interrupted
+from ..handlers import Interrupted, reraise
 from ..inputs.given import PartMismatch, PendingGradients
 from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
@@ -241,6 +241,7 @@ class LedOptimizer:
             self._sound = not call.entered
             raise
         except REFUSALS as error:
+            reraise(error)
             self.pending.check_unbegun(error)
             self._sound = True  # and all of it is made anew, if anything
             self.why = str(error).partition("\n")[0]
@@ -248,6 +249,7 @@ class LedOptimizer:
             if self.hindrance is not LASTING:
                 self._pause(call.compiled_nothing)
         except Exception as error:
+            reraise(error)
             lasting = isinstance(error, OUT_OF_MEMORY) or compat.must_fail()
             if lasting or call.entered:
                 raise
@@ -351,8 +353,7 @@ class LedOptimizer:
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """The library of the guards, once a graph's plan has it."""
-        steps = self.trace.steps if self.trace is not None else []
-        return steps[-1].helper if steps else None
+        return self.trace.steps[-1].helper if self.trace and self.trace.steps else None
 
     def _survey(self, call: Call, anew: bool = False) -> Found:
         """Group all lanes into kinds; `anew`: not by those of the last call."""
@@ -360,8 +361,7 @@ class LedOptimizer:
         call.put_gradients()
         assert self.proof is not None
         ignore_sizes = self.ignore_sizes and not self.proof.sizes
-        if self.models.n_groups != len(optimizer.param_groups):
-            n = len(optimizer.param_groups)
+        if self.models.n_groups != (n := len(optimizer.param_groups)):
             self.models = self._new_models(n, ignore_sizes, self.counters)
             self.traces.clear()
             self.trace = None

@@ -22,7 +22,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
-from ..handlers import Interrupted
+from ..handlers import Interrupted, reraise
 from ..inputs.keys import LanesDiffer
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
@@ -199,6 +199,7 @@ class WholeStep:
         except Interrupted as error:
             raise error.raised from None
         except Exception as error:
+            reraise(error)
             expected = isinstance(error, (LanesDiffer, *compat.dynamo_errors()))
             if pending.begun or (steady and not expected) or compat.must_fail():
                 raise

@@ -18,7 +18,7 @@ from .. import compat
 from ..compiler.entry import BACKEND, attach
 from ..compiler.session import session
 from ..errors import UnsupportedInput
-from ..handlers import Interrupted
+from ..handlers import Interrupted, reraise
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
@@ -147,6 +147,7 @@ class Clip:
         except Interrupted as error:
             raise error.raised from None
         except Exception as error:
+            reraise(error)
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
             check_memory(arguments.grads)

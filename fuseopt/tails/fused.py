@@ -29,7 +29,7 @@ from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..handlers import Interrupted
+from ..handlers import Interrupted, reraise
 from ..inputs.keys import LanesDiffer
 from ..inputs.policy import Refusing
 from ..isolate.compilations import Compilations
@@ -109,6 +109,7 @@ class Fused:
         except Interrupted as error:
             raise error.raised from None
         except Exception as error:
+            reraise(error)
             if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:
                 raise
             expected = isinstance(error, (*REFUSALS, *compat.dynamo_errors()))
