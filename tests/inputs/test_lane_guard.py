@@ -369,9 +369,9 @@ def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
     every = met.all()
     pool = AddressPool(Positions(len(every), len(every), {}, []))
     pool.move(met.tensors.addresses)
-    ignore_sizes = [i in met.at or i == met.places[1] for i in range(len(every))]
+    loose = [i in met.at or i == met.places[1] for i in range(len(every))]
     reach = [t.numel() * t.element_size() for t in every]
-    met.tensors.let_move(Moves(ignore_sizes, reach, [], [], pool))
+    met.tensors.let_move(Moves(loose, reach, [], [], pool))
     for p in met.held.params:
         if p.grad is not None:
             p.grad = torch.ones(3)

@@ -106,7 +106,7 @@ def runs_as_before(run: beside.Run) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "way", "when"), TABLE)
 def test_what_hangs_on_an_optimizer(name: str, size: int, way: str, when: int) -> None:
-    with beside.compiled_nothing():
+    with beside.quiet():
         check(torch.optim.AdamW, size, way, CASES[name], when)
 
 
@@ -123,7 +123,7 @@ QUICK = (
 
 @pytest.mark.parametrize("name", QUICK)
 def test_it_runs_as_before_once_that_is_removed(name: str) -> None:
-    with beside.compiled_nothing():
+    with beside.quiet():
         run = check(torch.optim.AdamW, 4, "compile", CASES[name], LATER)
         assert runs_as_before(run)
 
@@ -133,7 +133,7 @@ def test_it_runs_as_before_once_that_is_removed(name: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [*QUICK, "list: object", "params: none within"])
 def test_a_step_of_any_kind_runs_as_before(name: str, size: int, kind: Any) -> None:
-    with beside.compiled_nothing():
+    with beside.quiet():
         run = check(kind, size, "compile", CASES[name], LATER)
         assert runs_as_before(run)
 
@@ -141,7 +141,7 @@ def test_a_step_of_any_kind_runs_as_before(name: str, size: int, kind: Any) -> N
 @pytest.mark.parametrize("size", [4, pytest.param(18, marks=pytest.mark.slow)])
 def test_what_comes_and_goes_is_compiled_twice(size: int) -> None:
     """Once with it, once without."""
-    with beside.compiled_nothing():
+    with beside.quiet():
         twin, mine = build(torch.optim.AdamW, size), build(torch.optim.AdamW, size)
         twin.step, mine.step = twin.opt.step, beside.apart(mine.opt)
         for turn in range(10):
@@ -160,7 +160,7 @@ def test_what_comes_and_goes_is_compiled_twice(size: int) -> None:
 def test_one_thing_after_another() -> None:
     """Each is hung while the last one still hangs."""
     names = [name for name in CASES if name.startswith("attribute: ")][:12]
-    with beside.compiled_nothing():
+    with beside.quiet():
         twin, mine = build(torch.optim.AdamW, 4), build(torch.optim.AdamW, 4)
         twin.step, mine.step = twin.opt.step, beside.apart(mine.opt)
         for turn, name in enumerate(names):
