@@ -43,7 +43,8 @@ class _Passing:
 
 @contextlib.contextmanager
 def passing() -> Iterator[None]:
-    """Within, what a handler of a signal raises is an Interrupted.
+    """Within, what a handler of a signal raises is an Interrupted. The outermost
+    context raises what the handler raised.
 
     Only the main thread runs handlers. `signal.signal`, which is called for each of the
     user's handlers, undoes a `signal.siginterrupt(number, False)`.
@@ -53,16 +54,21 @@ def passing() -> Iterator[None]:
         return
     handlers = {n: _Passing(h) for n, h in _of_python().items()}
     try:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        yield
-    finally:
-        for handler in handlers.values():
-            handler.on = False
-        for number, handler in handlers.items():
-            still = signal.getsignal(number) is handler
-            if still:
-                signal.signal(number, handler.handler)
+        try:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            yield
+        finally:
+            for handler in handlers.values():
+                handler.on = False
+            for number, handler in handlers.items():
+                still = signal.getsignal(number) is handler
+                if still:
+                    signal.signal(number, handler.handler)
+    except Interrupted as error:
+        if not handlers:  # a context around this one has them
+            raise
+        raise error.raised from None
 
 
 def _of_python() -> dict[int, Callable[..., Any]]:

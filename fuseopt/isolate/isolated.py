@@ -19,7 +19,6 @@ from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
-from ..handlers import Interrupted
 from ..inputs.change import SAME
 from ..inputs.classes import Structure
 from ..locks import new_rlock
@@ -352,8 +351,6 @@ class OptimizerCompiler:
                 if self.again >= 0:
                     self.compiled.pop(places, None)
             return result
-        except Interrupted as error:
-            raise error.raised from None
         except Exception:
             done = True
             if len(session.reports) != n_reports:

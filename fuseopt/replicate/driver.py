@@ -27,7 +27,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..handlers import Interrupted, reraise
+from ..handlers import reraise
 from ..inputs.given import PartMismatch, PendingGradients
 from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
@@ -168,8 +168,6 @@ class LedOptimizer:
                     return True
             except NotTraced:
                 return False
-            except Interrupted as error:
-                raise error.raised from None
             if self.hindrance is not LASTING:
                 return False
             # again, with kinds whose lanes differ in less

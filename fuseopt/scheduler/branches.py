@@ -19,6 +19,7 @@ from ..ir.graph import (
     Step,
     storage_bytes,
 )
+from ..ir.sets import UnionFind
 from .dependencies import CPU
 from .levels import in_levels
 from .passes import Machine
@@ -72,27 +73,20 @@ def _of_series(
     for i, step in enumerate(series):
         externs += _rows(step)
         owner += [i] * len(_rows(step))
-    branch = list(range(len(series)))
-
-    def find(i: int) -> int:
-        while branch[i] != i:
-            branch[i] = branch[branch[i]]
-            i = branch[i]
-        return i
-
+    branches = UnionFind(len(series))
     for i, needs in enumerate(in_levels(graph, externs, near).needs):
         for k in needs:
-            branch[find(owner[i])] = find(owner[k])
+            branches.join(owner[i], owner[k])
     # what has one place in the arena after another must not be there at one time
     end_of, last = -1, 0
     for at, to, i in sorted(_places(graph, schedule, series)):
         if at < end_of:
-            branch[find(i)] = find(last)
+            branches.join(i, last)
         if to > end_of:
             end_of, last = to, i
     members: dict[int, list[int]] = {}
     for i in range(len(series)):
-        members.setdefault(find(i), []).append(start + i)
+        members.setdefault(branches.find(i), []).append(start + i)
     return tuple(map(tuple, members.values()))
 
 

@@ -22,7 +22,7 @@ from ..compiler.internal_errors import OUT_OF_MEMORY
 from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
-from ..handlers import Interrupted, reraise
+from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
@@ -196,8 +196,6 @@ class WholeStep:
         except NotTraced:
             self._sound = True
             return False, None
-        except Interrupted as error:
-            raise error.raised from None
         except Exception as error:
             reraise(error)
             expected = isinstance(error, (LanesDiffer, *compat.dynamo_errors()))

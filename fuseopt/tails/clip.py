@@ -18,7 +18,7 @@ from .. import compat
 from ..compiler.entry import BACKEND, attach
 from ..compiler.session import session
 from ..errors import UnsupportedInput
-from ..handlers import Interrupted, reraise
+from ..handlers import reraise
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
@@ -144,8 +144,6 @@ class Clip:
         try:
             with torch.no_grad():
                 norm = self.compiled(arguments)
-        except Interrupted as error:
-            raise error.raised from None
         except Exception as error:
             reraise(error)
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):

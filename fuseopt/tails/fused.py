@@ -29,7 +29,7 @@ from ..compiler.session import session
 from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
-from ..handlers import Interrupted, reraise
+from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
 from ..inputs.policy import Refusing
 from ..isolate.compilations import Compilations
@@ -106,8 +106,6 @@ class Fused:
             result = self._step(content, drops)
             self._sound = True
             return result
-        except Interrupted as error:
-            raise error.raised from None
         except Exception as error:
             reraise(error)
             if isinstance(error, OUT_OF_MEMORY) or self.pending.begun:

@@ -21,6 +21,7 @@ import torch
 from .. import compat
 from ..compiler.entry import BACKEND, attach
 from ..errors import UnsupportedInput
+from ..handlers import reraise
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..isolate.isolated import TRACES
@@ -326,6 +327,7 @@ class _Compiled:
         try:
             self.compiled(given)
         except Exception as error:
+            reraise(error)
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
             self.why = compat.reason_of(error)
@@ -337,17 +339,21 @@ class _Compiled:
                 self.compilations.fakes.unhand()
 
 
+def _power(norm: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """The float64 of which processes add up a norm: its power, or the norm itself."""
+    norm = norm.double()
+    if norm_type == 2.0:
+        return norm * norm
+    return norm if norm_type == math.inf else norm**norm_type
+
+
 def _norms(self: _Given) -> None:
     """Write the power of the norm of each group."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
     for grads, out in zip(self.groups, self.outs, strict=True):
-        norm = torch.nn.utils.get_total_norm(grads, self.norm_type).double()
-        if self.norm_type == 2.0:
-            norm = norm * norm
-        elif self.norm_type != float("inf"):
-            norm = norm**self.norm_type
-        out.copy_(norm)
+        norm = torch.nn.utils.get_total_norm(grads, self.norm_type)
+        out.copy_(_power(norm, self.norm_type))
 
 
 def _eager_norms(self: _Given) -> None:
@@ -355,19 +361,14 @@ def _eager_norms(self: _Given) -> None:
         norm: Any = torch.nn.utils.get_total_norm(grads, self.norm_type)
         if compat.are_spread([norm]):
             norm = norm.full_tensor()  # over the mesh of the parameters themselves
-        norm = norm.double()
-        if self.norm_type == 2.0:
-            norm = norm * norm
-        elif not math.isinf(self.norm_type):
-            norm = norm**self.norm_type
-        out.copy_(norm)
+        out.copy_(_power(norm, self.norm_type))
 
 
 def _scaled(self: _Given) -> None:
     """Multiply gradients by a factor."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
-    torch._foreach_mul_(self.groups[0], self.outs[0])
+    _foreach_scaled(self)
 
 
 def _foreach_scaled(self: _Given) -> None:

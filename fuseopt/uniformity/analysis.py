@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..handlers import passing
+from ..handlers import passing, reraise
 from . import (
     assignments,
     branches,
@@ -114,6 +114,7 @@ def prove(
     except Raises:
         why = "it always raises"
     except Exception as error:
+        reraise(error)
         # an error of the analysis itself proves nothing
         why = f"its analysis fails: {type(error).__name__}: {error}"
     codes = frozenset() if machine is None else frozenset(machine.codes)

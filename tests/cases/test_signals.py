@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from fuseopt.handlers import Interrupted
 from fuseopt.runtime.step import CompiledStep
+from fuseopt.uniformity import prove
 from tests.caller_states import WAYS, Twin, alike, held
 from tests.runtime.test_undo import AtFunction, Injected, at_each_place
 
@@ -155,6 +157,16 @@ def test_what_a_handler_raises_in_a_trace_arrives(
     assert not raised
     for share in range(shares):
         at, raised, before, held = first(1 + total * (2 * share + 1) // (2 * shares))
-        assert raised or TimeIsUp in dropped, at.where
+        assert raised or {TimeIsUp, Interrupted}.intersection(dropped), at.where
         dropped.clear()
         assert alike(held, before) or alike(held, after), at.where
+
+
+@pytest.mark.usefixtures("handler")
+def test_what_a_handler_raises_in_a_proof_arrives() -> None:
+    """Whoever asks for the proof."""
+    twin = Twin("elementwise", "", 2)
+    function = type(twin.opt).step
+    with SignalAtFunction(60) as at, pytest.raises(TimeIsUp):
+        prove(function, twin.opt)
+    assert at.where
