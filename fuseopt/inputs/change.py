@@ -10,25 +10,22 @@ from typing import Any, NamedTuple
 log = logging.getLogger("fuseopt.inputs")
 
 
-class Change(enum.IntEnum):
-    """What differs between two calls; of several changes the greatest one counts.
+class Change(enum.Enum):
+    """What differs between two calls, by one record.
 
     | change | meaning | what follows |
     |---|---|---|
     | SAME | the same objects | the step launches |
     | NUMBERS | numbers replaced numbers | formulas are evaluated, rows are written |
-    | ADDRESSES | tensors have other memory | the address pool follows |
-    | PRESENCE | gradients came or went | other rows take part |
-    | LAYOUT | a dtype, a shape or a stride | lanes are grouped again |
     | STRUCTURE | anything else | the step is rehearsed, traced or compiled again |
+
+    Where tensors lie, which gradients there are and what is laid out otherwise is in
+    the records of lanes (`look.py`) and of tensors (`runtime/guards/tensors.py`).
     """
 
     SAME = 0
     NUMBERS = 1
-    ADDRESSES = 2
-    PRESENCE = 3
-    LAYOUT = 4
-    STRUCTURE = 5
+    STRUCTURE = 2
 
 
 class Difference(NamedTuple):

@@ -9,8 +9,9 @@ import collections
 import ctypes
 import functools
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress, count
+from itertools import accumulate, chain, compress, count
 from operator import is_, is_not
 from typing import Any
 
@@ -78,7 +79,8 @@ class Contents:
         self._compared = False
         #: the same comparison in C, once it is used
         self._in_c: Callable[[], int] | None = None
-        self._struct: Held | None = None
+        #: the record for the compiled helper, once it is there
+        self.struct: Held | None = None
         self._arrays: list[array[int]] = []
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
@@ -118,6 +120,11 @@ class Contents:
         """The indices of those of the present cells that are other objects."""
         return [*compress(count(), map(is_not, cells, self.cells))]
 
+    def entry(self, i: int) -> tuple[int, Any]:
+        """The number of the dict and the key of which cell i is the value."""
+        k = bisect_right(self._starts, i) - 1
+        return k, self.cells[i - self.sizes[k]]
+
     def take(self, cells: list[Any], changed: Iterable[int]) -> None:
         """Record these cells, of which some have `changed`."""
         self.cells = cells
@@ -143,13 +150,8 @@ class Contents:
         struct.containers, struct.sizes, struct.versions, struct.items = addresses
         struct.version = compat.dict_version()
         struct.n = len(containers)
-        self._struct = struct
+        self.struct = struct
         return True
-
-    @property
-    def struct(self) -> Held | None:
-        """The record for the compiled helper, once it is there."""
-        return self._struct
 
     def _recorded_for(self, helper: ctypes.PyDLL | None) -> Callable[[], int] | None:
         """The comparison in C, made at the second one: a record that changes at each
@@ -164,6 +166,13 @@ class Contents:
             call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
             self._in_c = functools.partial(call, ctypes.addressof(struct))
         return self._in_c
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """The index of each container's first cell."""
+        pairs = zip(self.containers, self.sizes, strict=True)
+        lengths = [2 * n if isinstance(x, dict) else n for x, n in pairs]
+        return [*accumulate(lengths, initial=0)][:-1]
 
     @functools.cached_property
     def _values(self) -> bytes:

@@ -81,13 +81,9 @@ class Watch:
         """
         found = self._plain.compare(helper)
         if found.change is Change.NUMBERS:
-            places: list[Any] = []
-            for source, targets in self._pairs:
-                places += [None] * len(source)
-                places += [(targets, key) for key in source]
             for i, number in found.moved:
-                targets, key = places[i]
-                targets[key] = number
+                k, key = self._plain.entry(i)
+                self._pairs[k][1][key] = number
             self._plain = Contents([source for source, _ in self._pairs])
         return found.change is not Change.STRUCTURE
 

@@ -54,13 +54,10 @@ class Part:
         self.tables: list[Pair] = []
         self.rows: list[Pair] = []
         self.theirs = self.ours = Contents()
-        #: (pair, key) of each cell that is a value of a dict; made by `follow`
-        self.values: list[tuple[Pair, Any] | None] = []
 
     def note(self) -> None:
         """Record the contents of all pairs, whose sides are equal now."""
         every = self.pairs.values()
-        self.values = []
         self.rows = [x for x in every if type(x.ours) is list]
         self.tables = [x for x in every if type(x.ours) is not list]
         self.note_again()
@@ -72,14 +69,9 @@ class Part:
 
         `ours(before, x)`: the shadow's number for x, given the one that it replaces.
         """
-        if not self.values:
-            for pair in self.tables:  # lists come after them, and have no numbers
-                self.values += [None] * len(pair.theirs)
-                self.values += [(pair, key) for key in pair.theirs]
         for i, x in moved:
-            place = self.values[i]
-            assert place is not None
-            pair, key = place
+            k, key = self.theirs.entry(i)
+            pair = self.tables[k]  # lists come after them, and have no numbers
             pair.seen[key] = x
             if ours is not None:
                 x = ours(pair.ours[key], x)
