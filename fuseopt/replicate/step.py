@@ -121,19 +121,12 @@ class LedStep:
         self.told = told
 
     def __call__(self, *args: Any) -> Any:
-        owner, state_guard = self.owner, self.task.state_guard
+        owner = self.owner
         call = owner.call
         if self.completed:
             args = self._with_others(args)
-        if (
-            not (
-                self.program is not None
-                and self.known == state_guard.count
-                and state_guard.moved <= self.moving
-                and (self.lanes is owner.lanes or self._takes_part(self.program))
-            )
-            and not self._turns_back()
-        ):
+        same = self.program is not None and self.lanes is owner.lanes
+        if not (same and self._is_checked()) and not self._takes_part():
             self._prepare(args)
         program = self.program
         assert program is not None
@@ -153,32 +146,23 @@ class LedStep:
             self.given = splice(*inputs, task.around, shared)
         return *args, *self.given, *shared
 
-    def _takes_part(self, program: Program) -> bool:
-        """Let lanes of the program's home take part whose gradients came or went; False
-        if there is more to do.
-        """
-        lanes = self.owner.lanes
-        assert lanes is not None
-        here = lanes.home is not None and lanes.home is program.home
-        if not here or order_of_kinds(lanes) not in self.present:
-            return False
-        program.take_part(lanes)
-        self.lanes = lanes
-        return True
+    def _is_checked(self) -> bool:
+        """Is what the optimizer holds, but for numbers, that of the last check?"""
+        state_guard = self.task.state_guard
+        return self.known == state_guard.count and state_guard.moved <= self.moving
 
-    def _turns_back(self) -> bool:
-        """Turn to the program of another home, for which nothing has changed since its
-        last call; False if there is more to do.
+    def _takes_part(self) -> bool:
+        """Run the program of a home, for those of its lanes that have a gradient now.
+        False if there is more to do.
         """
-        lanes, state_guard = self.owner.lanes, self.task.state_guard
+        lanes, program = self.owner.lanes, self.program
         assert lanes is not None
-        program = self.programs.at(lanes.home)
-        if program is None or not program.step.compares:
-            return False
-        self._turn_to(lanes.lists_of())
-        if self.known != state_guard.count or not state_guard.moved <= self.moving:
-            return False
-        if order_of_kinds(lanes) not in self.present:
+        if program is None or lanes.home is None or program.home is not lanes.home:
+            program = self.programs.at(lanes.home)
+            if program is None or not program.step.compares:
+                return False
+            self._turn_to(lanes.lists_of())
+        if not self._is_checked() or order_of_kinds(lanes) not in self.present:
             return False
         program.take_part(lanes)
         self.program, self.lanes = program, lanes
