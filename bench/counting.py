@@ -7,7 +7,6 @@ them where the code is the same.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.results import Figures
+from tests.frames import lines
 
 if TYPE_CHECKING:
     from fuseopt import Report
@@ -23,20 +23,7 @@ if TYPE_CHECKING:
 
 def lines_of(call: Callable[[], object]) -> int:
     """How many lines of Python a call runs, in this thread."""
-    found = 0
-
-    def note(frame: Any, event: str, _: Any) -> Any:
-        nonlocal found
-        found += event == "line"
-        return note
-
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return found
+    return lines(call).total()
 
 
 def count_compiled(reports: Sequence[Report], graph_breaks: int) -> Figures:

@@ -1,8 +1,9 @@
-"""Which functions a call enters."""
+"""Which functions a call enters, and which lines it runs."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -23,3 +24,21 @@ def entered(call: Callable[[], object]) -> list[CodeType]:
     finally:
         sys.setprofile(before)
     return codes
+
+
+def lines(call: Callable[[], object]) -> Counter[tuple[str, int]]:
+    """How often a call runs each line of Python, in this thread."""
+    found: Counter[tuple[str, int]] = Counter()
+
+    def note(frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            found[frame.f_code.co_filename, frame.f_lineno] += 1
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return found

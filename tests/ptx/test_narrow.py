@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fuseopt
 from fuseopt import Storage
-from tests.storage.reference import Params, Reference, same_bits
+from tests.storage.reference import Params
 
 from .kernels import Log
-from .test_storage import give_grads, momentum, there
-
-STEPS = 3
+from .test_storage import packed_steps
 
 
 def params_of() -> Params:
@@ -25,18 +22,4 @@ def params_of() -> Params:
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", ["8bit/64", "8bit/256", "fp8-e4m3", "fp8-e5m2/128"])
 def test_packed_state(ptx: Log, storage: str) -> None:
-    theirs = params_of()
-    ours = there(theirs)
-    reference = Reference(momentum(theirs), storage)
-    kept = Storage(storage, least=0)
-    optimizer = fuseopt.compile(momentum(ours), storage=kept)
-    for step in range(STEPS):
-        give_grads(step, theirs, ours)
-        reference.step()
-        optimizer.step()
-        for p, q in zip(theirs, ours, strict=True):
-            assert same_bits(p.detach(), q.detach().cpu())
-            for key, value in reference.content(p).items():
-                assert same_bits(value, optimizer.state[q][key].cpu()), key
-    assert not ptx.faults
-    assert len(ptx.launches) == STEPS - 1  # the first makes state, in eager
+    packed_steps(ptx, params_of(), storage, Storage(storage, least=0))

@@ -43,9 +43,13 @@ def momentum(params: Any, lr: float = 0.1) -> Any:
 )
 def test_packed_state(ptx: Log, storage: str) -> None:
     ptx.seed = 5
-    theirs = params_of(6)
+    packed_steps(ptx, params_of(6), storage, storage)
+
+
+def packed_steps(ptx: Log, theirs: Params, name: str, storage: Any) -> None:
+    """Step beside the reference of the format `name`: equal bits, one launch each."""
     ours = there(theirs)
-    reference = Reference(momentum(theirs), storage)
+    reference = Reference(momentum(theirs), name)
     optimizer = fuseopt.compile(momentum(ours), storage=storage)
     for step in range(STEPS):
         give_grads(step, theirs, ours)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 import fuseopt
-from tests.frames import entered
+from tests.frames import entered, lines
 from tests.simulated.twins import SimTwins
 
 #: How to make each, and the functions of Python that a call enters at most.
@@ -28,24 +26,6 @@ STEPS: dict[str, tuple[Callable[[list[Any]], torch.optim.Optimizer], int]] = {
         130,
     ),
 }
-
-
-def lines(call: Callable[[], object]) -> Counter[tuple[str, int]]:
-    """How often each line of Python runs."""
-    found: Counter[tuple[str, int]] = Counter()
-
-    def note(frame: Any, event: str, _: Any) -> Any:
-        if event == "line":
-            found[frame.f_code.co_filename, frame.f_lineno] += 1
-        return note
-
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return found
 
 
 def ready(name: str, n: int, graph: Any) -> SimTwins:

@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from fuseopt.storage.formats import FORMATS
+from tests.steps import turned
 
 Params = list[torch.nn.Parameter]
 
@@ -34,6 +35,13 @@ def give_grads(step: int, *lists: Params, missing: int = 0) -> None:
         absent = missing and (i + step) % missing == 0
         for p in params:
             p.grad = None if absent else grad.clone()
+
+
+def turn_grads(*lists: Params) -> None:
+    """Give all gradients other strides."""
+    for params in lists:
+        for p in params:
+            p.grad = turned(p.grad)
 
 
 def packs(p: torch.Tensor, value: Any) -> bool:
