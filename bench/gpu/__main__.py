@@ -25,6 +25,7 @@ GROUPS: tuple[tuple[tuple[str, str, float, int], ...], ...] = (
         ("tails", "tails", 0.0, 4),
         ("launches", "profiled", 0.0, 1),
         ("host", "host", 0.0, 5),
+        ("extras", "extras", 0.0, 5),
     ),
     (("tuning", "tuning", 0.14, 9),),
     (("tools", "tools", 0.06, 1),),

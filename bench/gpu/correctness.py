@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bench.gpu.features import FEATURES
 from bench.gpu.place import Place
 from bench.gpu.race import DTYPES, Race, change, parameters
 from bench.gpu.scenarios import SCENARIOS, STEPS
@@ -39,7 +40,7 @@ def cases(place: Place) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = [
         {"name": f"scenario/{name}", "weight": 4, "early": True}
-        for name in (*SURROUNDINGS, *SCENARIOS)
+        for name in (*SURROUNDINGS, *SCENARIOS, *FEATURES)
     ]
     if place.tiny:
         found = [c for c in found if not c["name"].endswith("2**31 elements")]
@@ -61,7 +62,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     """What does the case. Raises Different there."""
     group, _, name = case["name"].partition("/")
     if group == "scenario":
-        return lambda: {**SCENARIOS, **SURROUNDINGS}[name](place)
+        return lambda: {**SCENARIOS, **SURROUNDINGS, **FEATURES}[name](place)
     if group == "paper":
         return lambda: _paper(place, name, case["kind"] in KNOWN)
     found = _by_name(_database())[case["name"]]
