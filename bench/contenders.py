@@ -278,16 +278,20 @@ def copy(work: Work) -> Ready:
 
 
 def copied(nbytes: int, device: str = "cpu") -> Ready:
-    """A copy that moves so many bytes, or as many as tell of more."""
+    """A copy that moves so many bytes, or as many as tell of more. Its memory is taken
+    at the first call.
+    """
     moves = COPY_MOVES[device.split(":")[0]]
-    count = min(nbytes // moves, COPY_BYTES) // 4
-    source = torch.ones(max(count, 1), device=device)
-    target = torch.zeros_like(source)
+    count = max(min(nbytes // moves, COPY_BYTES) // 4, 1)
+    memory: list[Tensor] = []
 
     def call() -> None:
-        target.copy_(source)
+        if not memory:
+            memory.extend((torch.ones(count, device=device),
+                           torch.zeros(count, device=device)))  # fmt: skip
+        memory[1].copy_(memory[0])
 
-    return Ready(call, {"bytes": 4 * source.numel() * moves})
+    return Ready(call, {"bytes": 4 * count * moves})
 
 
 CONTENDERS = {

@@ -152,7 +152,8 @@ class Run:
             return self.out
         found = self._environment()
         name = re.sub(r"[^a-z0-9]+", "-", str(found.get("gpu", "unknown")).lower())
-        name = f"gpu-{name.strip('-')}-torch{found.get('torch', 'unknown')}.json"
+        version = str(found.get("torch", "unknown")).replace("+", "-")
+        name = f"gpu-{name.strip('-')}-torch{version}.json"
         if self.place.tiny:
             name = f"rehearsal-{self.place.name}.json"
         given = os.environ.get("OUT")  # a machine that is lent gives it back

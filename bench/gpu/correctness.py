@@ -64,9 +64,22 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     if group == "scenario":
         return lambda: {**SCENARIOS, **SURROUNDINGS, **FEATURES}[name](place)
     if group == "paper":
-        return lambda: _paper(place, name, case["kind"] in KNOWN)
+        return _compiled(lambda: _paper(place, name, case["kind"] in KNOWN))
     found = _by_name(_database())[case["name"]]
-    return lambda: _torch(place, found)
+    return _compiled(lambda: _torch(place, found))
+
+
+def _compiled(run: Callable[[], Figures]) -> Callable[[], Figures]:
+    """What says of a step that runs in eager why it does."""
+    from fuseopt.errors import CaptureError
+
+    def told() -> Figures:
+        try:
+            return run()
+        except CaptureError as why:
+            return {"not_run": f"runs in eager: {str(why).splitlines()[0][:200]}"}
+
+    return told
 
 
 def summary(done: dict[str, Figures]) -> list[str]:

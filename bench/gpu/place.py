@@ -133,6 +133,8 @@ def turns(
     them; None where there are no such events. host_p50: until the call returned.
     """
     names = list(contenders)
+    for call in contenders.values():
+        call()
     taken: dict[str, list[tuple[float, float | None, float]]] = {n: [] for n in names}
     end = time.monotonic() + seconds
     for turn in range(most):

@@ -8,6 +8,7 @@ gradients and state (bench.contenders), and take turns.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ ALONE = True
 CAP = 240.0
 #: seconds of turns for a case
 MEASURE = 1.5
+#: models of more elements wait for their turn
+MOST = 40_000_000
 #: Shapes of timm and of transformers, small and large, few parameters and many.
 PROFILES = (
     "resnet18 resnet50 mobilenetv3_large_100 efficientnet_b0 tf_efficientnetv2_xl "
@@ -84,6 +87,17 @@ def _recipe(name: str) -> Recipe:
 
 
 def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
+    """What measures a case. Contenders of a large model are made ready at its turn: the
+    device has no room for all at once.
+    """
+    model = case["name"].split("/")[1]
+    elements = sum(math.prod(shape) for shape in model_shapes(model))
+    if elements > MOST and not case["inductor"]:
+        return lambda: _prepared(case, place)()
+    return _prepared(case, place)
+
+
+def _prepared(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     """Make all contenders ready; what measures them in turns."""
     kind, model, recipe, dtype = case["name"].split("/")
     params = make_params(model_shapes(model), DTYPES[dtype], place.device)

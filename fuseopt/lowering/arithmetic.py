@@ -53,18 +53,11 @@ def mul(b: Builder, x: int, y: int) -> int:
 
 
 def div(b: Builder, x: int, y: int) -> int:
-    """x / y; by a number, on a GPU, x * (1 / y)."""
+    """x / y; by a number, on a GPU, x times the inverse, which is taken in float64."""
     if b.on_gpu and b.is_given(y) and b.compute in FLOATS:
-        return b.op("mul", x, b.op("div", b.const(1.0), y))
+        wide = b.op("div", b.const(1.0, "f64"), b.unrounded(y), dtype="f64")
+        return b.op("mul", x, b.cast(wide, b.compute))
     return b.op("div", x, y)
-
-
-def div_listed(b: Builder, x: int, y: int) -> int:
-    """Divide a list by one number: on a GPU, multiply by the inverse in float64."""
-    if not b.is_given(y) or b.compute not in FLOATS:
-        return b.op("div", x, y)
-    wide = b.op("div", b.const(1.0, "f64"), b.unrounded(y), dtype="f64")
-    return b.op("mul", x, b.cast(wide, b.compute))
 
 
 def addcmul(b: Builder, x: int, s: int, t: int, value: int | None = None) -> int:

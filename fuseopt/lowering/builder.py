@@ -88,8 +88,10 @@ class Builder:
 
         `size`: bytes of an element, if the loop takes two vectors of the processor at a
         time. Add AVX2 if it takes two vectors of 32 bytes. None if it takes 32
-        elements.
+        elements. A GPU's loops have no such end, and one number is never in a vector.
         """
+        if self.on_gpu:
+            return body
         if tail == body or self.single:
             return tail
         return self.op("where", self.emit(Instr("tail", (), "b8", size)), tail, body)

@@ -86,7 +86,7 @@ READ_ON_GPU = frozenset(
 #: Operands that GPU kernels get as numbers if they lie on the CPU.
 GIVEN_ON_GPU = frozenset(
     {(op, i) for op in ("add", "sub", "rsub", "mul") for i in (0, 1)}
-    | {(op, 1) for op in ("div", "div_listed", "floor_divide", "div_floor")}
+    | {(op, 1) for op in ("div", "floor_divide", "div_floor")}
     | {("div_trunc", 1), ("lerp", 2), ("mul_rounded", 1)}
 )
 
@@ -102,7 +102,6 @@ RULES: dict[str, Rule] = {
     "sub_parts": arithmetic.sub_parts,
     "div": arithmetic.div,
     # aten._foreach_div by a number and by a list of numbers, on a GPU
-    "div_listed": arithmetic.div_listed,
     "div_exact": select.plain("div"),
     "neg": select.plain("neg"),
     "abs": select.plain("abs"),

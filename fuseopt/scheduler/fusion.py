@@ -139,11 +139,12 @@ def _split(
     of_blocks.update(s for x, s in stores if instrs[x].op == "first")
 
     def slot_domain(s: int) -> str:
+        numbers = all(graph.buffers[b].shape == () for b in lanes.columns[s])
         if s in per_result:
-            return "output"
+            # a number that is only read may lie in the CPU's memory
+            return "lane" if numbers and s not in written else "output"
         if s in of_blocks:
             return "block"
-        numbers = all(graph.buffers[b].shape == () for b in lanes.columns[s])
         return "lane" if numbers else "element"
 
     domains = {s: slot_domain(s) for s in slots}

@@ -20,7 +20,7 @@ from tests.tools import ops_page
 
 #: Rules that OPS reaches under another name, copies, and what tests/storage compares.
 UNNAMED = set(
-    "add_parts sub_parts mul_rounded lerp_listed div_listed div_exact root fma copy "
+    "add_parts sub_parts mul_rounded lerp_listed div_exact root fma copy "
     "fill lt le gt ge eq ne isnan isinf logical_and logical_or logical_xor "
     "logical_not bitcast nextafter fuseopt::index_like".split()
 )

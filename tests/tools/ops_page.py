@@ -19,7 +19,6 @@ DTYPES = ("f32", "f64", "bf16", "f16")
 NUMBERS = {
     "add": 1,
     "sub": 1,
-    "div_listed": 1,
     "rsub": 1,
     "addcmul": 1,
     "addcdiv": 1,

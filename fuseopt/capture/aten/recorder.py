@@ -287,9 +287,8 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
             name = "mul_rounded"  # the one foreach op that rounds its number
         if name == "div" and not is_number(first := columns[0][1][0]):
             by, one = columns[1][1][0], func._overloadname in ("Scalar", "Tensor")
-            if self._on_gpu(first) and (is_number(by) or (one and self.on_host(by))):
-                # eager's GPU kernels multiply by the inverse of one number
-                name = "div_listed" if one else "div_exact"
+            if self._on_gpu(first) and is_number(by) and not one:
+                name = "div_exact"  # of a list of numbers, eager takes no inverses
         positions = Positions(self, columns)
         for i in range(n):
             result = results[i]
