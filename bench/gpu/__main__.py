@@ -18,16 +18,17 @@ from bench.results import FOLDER, Figures, dumped
 
 #: (section, module, share of the budget, processes), in groups that run together.
 GROUPS: tuple[tuple[tuple[str, str, float, int], ...], ...] = (
-    (("machine", "machine", 0.16, 1),),
-    (("correctness", "correctness", 0.34, 14),),
+    (("machine", "machine", 0.06, 1),),
+    (("correctness", "correctness", 0.40, 14),),
     (
-        ("steps", "steps", 0.38, 12),
+        ("steps", "steps", 0.34, 12),
         ("tails", "tails", 0.0, 4),
         ("launches", "profiled", 0.0, 1),
         ("host", "host", 0.0, 5),
         ("extras", "extras", 0.0, 5),
     ),
-    (("tuning", "tuning", 0.14, 9),),
+    (("large", "large", 0.10, 1),),
+    (("tuning", "tuning", 0.12, 9),),
     (("tools", "tools", 0.06, 1),),
 )
 SECTIONS = [name for group in GROUPS for name, _, _, _ in group]

@@ -1,4 +1,4 @@
-"""What fuseopt does besides a step: packed state, masters, `refresh`, steps in backward.
+"""What fuseopt does besides a step: packed state, masters, `refresh`, `in_backward`.
 
 Each beside what it means in eager, bit for bit, on this device.
 """

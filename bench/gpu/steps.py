@@ -8,8 +8,8 @@ gradients and state (bench.contenders), and take turns.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from bench import contenders
 from bench.contenders import Unavailable, Work
 from bench.gpu.place import Place, turns
 from bench.gpu.profiled import profiled
+from bench.gpu.tuning import planned
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES, Recipe
 from bench.results import Figures
@@ -25,9 +26,7 @@ from bench.results import Figures
 ALONE = True
 CAP = 240.0
 #: seconds of turns for a case
-MEASURE = 1.5
-#: models of more elements wait for their turn
-MOST = 40_000_000
+MEASURE = 0.8
 #: Shapes of timm and of transformers, small and large, few parameters and many.
 PROFILES = (
     "resnet18 resnet50 mobilenetv3_large_100 efficientnet_b0 tf_efficientnetv2_xl "
@@ -44,7 +43,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def cases(place: Place) -> list[dict[str, Any]]:
-    """Large models, profiles, for-loop optimizers; the longest to prepare first.
+    """Profiles, for-loop optimizers; the longest to prepare first.
 
     "odd": gradients at no multiple of 16 bytes, as views of flat buffers are; "zero":
     gradients and state that are 0, as of embeddings that nobody looked up.
@@ -52,7 +51,6 @@ def cases(place: Place) -> list[dict[str, Any]]:
     if place.tiny:
         return [
             _case("profile", "3x8", "AdamW", "fp32", 1, True),
-            _case("large", "2x64", "AdamW", "bf16", 1),
             _case("loop", "2x8", "Lion", "fp32", 1),
             _case("odd", "2x64", "AdamW", "bf16", 1),
             _case("zero", "2x64", "AdamW", "fp32", 1),
@@ -61,7 +59,6 @@ def cases(place: Place) -> list[dict[str, Any]]:
         _case("profile", m, "AdamW", "fp32", 30 if m in INDUCTOR else 2, m in INDUCTOR)
         for m in PROFILES
     ]
-    found += [_case("large", m, "AdamW", d, 6) for m in LARGE for d in DTYPES]
     found += [_case(k, "gpt2", "AdamW", d, 3) for k in ("odd", "zero") for d in DTYPES]
     found += [_case("loop", m, o, "fp32", 4) for m in LOOP_MODELS for o in LOOPS]
     return found
@@ -86,18 +83,14 @@ def _recipe(name: str) -> Recipe:
     return Recipe(name, getattr(papers, name), 11, "reads p, g, old g, m, v, n")
 
 
+def large(place: Place) -> list[dict[str, Any]]:
+    """Cases of bench.gpu.large."""
+    if place.tiny:
+        return [_case("large", "2x64", "AdamW", "bf16", 1)]
+    return [_case("large", m, "AdamW", d, 6) for m in LARGE for d in DTYPES]
+
+
 def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
-    """What measures a case. Contenders of a large model are made ready at its turn: the
-    device has no room for all at once.
-    """
-    model = case["name"].split("/")[1]
-    elements = sum(math.prod(shape) for shape in model_shapes(model))
-    if elements > MOST and not case["inductor"]:
-        return lambda: _prepared(case, place)()
-    return _prepared(case, place)
-
-
-def _prepared(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     """Make all contenders ready; what measures them in turns."""
     kind, model, recipe, dtype = case["name"].split("/")
     params = make_params(model_shapes(model), DTYPES[dtype], place.device)
@@ -113,6 +106,8 @@ def _prepared(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     if kind == "large":
         fast = dataclasses.replace(work, options=place.options(numerics="fast"))
         wanted["fuseopt fast"] = ("fuseopt", fast)
+    if kind in ("large", "odd", "zero"):
+        wanted["fuseopt 8 warps"] = ("fuseopt", dataclasses.replace(work))
     if kind == "loop":
         wanted["for-loop"] = ("for-loop", work)
     else:
@@ -129,7 +124,8 @@ def _prepared(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     missing = {}
     for name, (contender, its) in wanted.items():
         try:
-            ready[name] = contenders.ready(contender, its)
+            with planned(2048, 8, 0) if "warps" in name else nullcontext():
+                ready[name] = contenders.ready(contender, its)
         except Unavailable as why:
             missing[name] = str(why)
     if "fuseopt" not in ready:

@@ -26,8 +26,10 @@ from bench.tails import LEAST_BYTES, OWN, Tail
 ALONE = True
 CAP = 150.0
 #: seconds of turns for a case
-MEASURE = 1.5
-MODELS = ("resnet50", "bert-base", "gpt2", "bert-large")
+MEASURE = 0.8
+MODELS = ("resnet50", "bert-base", "gpt2")
+#: ... of bench.gpu.large
+LARGE = "bert-large"
 #: layers of a chain, and how wide they are
 CHAINS = ((24, 1024), (12, 4096))
 #: how many DTensors, of so many elements
@@ -93,13 +95,7 @@ def _raced(
 
 
 def tail(place: Place, model: str) -> Callable[[], Figures]:
-    """In parts with `foreach` and with `fused`, and as one object; made at its turn, as
-    the device has no room for all models.
-    """
-    return lambda: _tail(place, model)()
-
-
-def _tail(place: Place, model: str) -> Callable[[], Figures]:
+    """In parts with `foreach` and with `fused`, and as one object."""
     import fuseopt
 
     made: dict[str, Tail] = {}

@@ -71,7 +71,7 @@ def candidates(place: Place) -> list[tuple[int, int, int]]:
 
 
 @contextmanager
-def _target(block: int, warps: int, registers: int) -> Iterator[None]:
+def planned(block: int, warps: int, registers: int) -> Iterator[None]:
     """Plan with this chunk and so many warps and registers, on a device that Triton
     compiles for.
     """
@@ -105,7 +105,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
             if chosen is None:
                 ready[label] = contenders.ready("fuseopt", work)
             else:
-                with _target(*chosen):
+                with planned(*chosen):
                     ready[label] = contenders.ready("fuseopt", work)
         except Unavailable as why:
             missing[label] = str(why)

@@ -293,8 +293,8 @@ def _seen_by(v: Variant) -> Iterator[int]:
 
 
 def _check_memory(graph: Graph, schedule: Schedule) -> None:
-    """Check the arena: each place belongs to a temp that only kernels of the CPU touch,
-    or to one in a stack of its device.
+    """Check the arena: each place belongs to a temp that only kernels touch, or to one
+    in a stack, in the part of its device.
 
     Places that one launch touches must be disjoint. `difference` shows that a place
     still holds its value when a step reads it.
@@ -315,8 +315,8 @@ def _check_memory(graph: Graph, schedule: Schedule) -> None:
         require(
             bool(views)
             and all(x.kind == "temp" for x in views)
-            and all(x.device == "cpu" or s in stacked for x in views),
-            f"arena: {name} is not a temp of the CPU",
+            and all(x.device in ("cpu", *plan.remote) for x in views),
+            f"arena: {name} is no temp, or its device has no part",
         )
         ends[s] = at + storage_bytes(views)
         first, end = plan.remote.get(views[0].device, (cpu, plan.size))

@@ -119,16 +119,18 @@ def _leaves(tree: Any) -> Any:
 class Held:
     """The captured graphs of a plan, one for each device, and the memory they use.
 
-    `replays`: C functions that replay them. `temps`: (position in the address pool,
-    address) of each temp in the graphs' memory. `results`: by buffer, the temps that
-    are returned to the caller. `host`: temps in the CPU's memory. `turns`: where others
-    replay graphs that use the same memory; `ends`: called after a replay there.
+    `replays`: C functions that replay them. `temps`: positions in the address pool, and
+    addresses, of the temps in the graphs' memory, int64[n] each. `results`: by buffer,
+    the temps that are returned to the caller. `host`: temps in the CPU's memory.
+    `turns`: where others replay graphs that use the same memory; `ends`: called after a
+    replay there.
     """
 
     def __init__(self) -> None:
         self.graphs: list[tuple[Site, Any]] = []
         self.replays: list[Callable[[], object]] = []
-        self.temps: list[tuple[int, int]] = []
+        none = torch.empty(0, dtype=torch.int64)
+        self.temps: tuple[torch.Tensor, torch.Tensor] = none, none
         self.results: dict[int, torch.Tensor] = {}
         self.host: list[torch.Tensor] = []
         self.turns: list[Site] = []
@@ -236,7 +238,7 @@ class Replays:
             self.current = None
             return whole(bound, tensors, threads, then)
         if graphs is not self.current:
-            bound.addresses.place_all(graphs.temps)
+            bound.addresses.place_all(*graphs.temps)
             self.current = graphs
         ahead = bound.ahead
         assert ahead is not None
@@ -333,12 +335,10 @@ class Replays:
                 if memory is not None and torch.device(buffers[b].device) == device:
                     graphs.results[b] = memory.tensor(b)
         graphs.host = self._host_memory(bound, tensors, graphs)
-        graphs.temps = [
-            (p, bound.addresses.words[p])
-            for b, p in bound.addresses.places.of.items()
-            if buffers[b].kind == "temp"
-        ]
-        if graphs.temps or bound.plan.schedule.externs:
+        places = bound.addresses.places.of
+        temps = [p for b, p in places.items() if buffers[b].kind == "temp"]
+        graphs.temps = bound.addresses.at(temps)
+        if temps or bound.plan.schedule.externs:
             graphs.turns = [site for site, _ in graphs.graphs]
             graphs.ends = [functools.partial(site.record) for site in graphs.turns]
         self.current = graphs

@@ -64,8 +64,8 @@ class TempArena:
     ) -> None:
         first = max((end for _, end in plan.remote.values()), default=0)
         parts = {**plan.remote, CPU: (first, plan.size)}
-        #: of each device: its part, and the places of temps in it
-        self.parts: list[tuple[str, int, int, list[tuple[int, int]]]] = []
+        #: of each device: its part; positions of temps, and their places in it
+        self.parts: list[tuple[str, int, int, torch.Tensor, torch.Tensor]] = []
         for device, (begin, end) in parts.items():
             places = [
                 (position[b], plan.offsets[x.storage] - begin + x.first_byte)
@@ -73,7 +73,8 @@ class TempArena:
                 if x.storage in plan.offsets and x.device == device
             ]
             if places:
-                self.parts.append((device, begin, end - begin, places))
+                positions, offsets = torch.tensor(places).t().contiguous()
+                self.parts.append((device, begin, end - begin, positions, offsets))
         self.keeps = not plan.remote and plan.size <= KEPT
         self.arena: Arenas | None = None
 
@@ -84,10 +85,9 @@ class TempArena:
         if not self.parts or self.arena is not None:
             return self.arena
         arena: Arenas = {}
-        for device, begin, size, places in self.parts:
+        for device, begin, size, positions, offsets in self.parts:
             t = torch.empty(size, dtype=torch.uint8, device=device)
-            base = t.data_ptr()
-            addresses.place_all((position, base + at) for position, at in places)
+            addresses.place_all(positions, offsets + t.data_ptr())
             arena[device] = t, begin
         if self.keeps:
             self.arena = arena

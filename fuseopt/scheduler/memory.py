@@ -1,10 +1,11 @@
 """Plan the memory of a schedule's temps.
 
 The result of an extern has memory already. Stacks of batches lie in an arena, for as
-long as a step needs them. So do temps that only CPU kernels touch. Small ones have a
-permanent place. Others that only one block of a run touches lie in a region that each
-block reuses. So a step needs memory for its largest block instead of all blocks, and
-finds it in the cache. All other temps are allocated at each call.
+long as a step needs them. So do temps that only kernels touch: all on the CPU, those up
+to `REMOTE_SMALL` bytes on a device. Small ones have a permanent place. Others that only
+one block of a run touches lie in a region that each block reuses. So a step needs
+memory for its largest block instead of all blocks, and finds it in the cache. All other
+temps are allocated at each call.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from .passes import Machine, goes_by_blocks
 SMALL = 4096
 #: What stacks begin at on a device: as what its allocators return.
 REMOTE = 512
+#: Temps up to this many bytes lie in a device's part of the arena. Its allocator
+#: divides larger blocks for those of up to 1 MiB too.
+REMOTE_SMALL = 1 << 20
 
 
 def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
@@ -46,7 +50,7 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
     kernels = {s for k in schedule.kernels for s in _of_kernel(graph, k)}
     loose = frozenset(s for s in returned - kernels if len(members[s]) == 1)
     plan = MemoryPlan({}, 0, returned, loose)
-    plan = _with_stacks(graph, schedule, plan)
+    plan = _with_devices(graph, schedule, plan, members)
     if returned:
         plan = replace(plan, freed=_freed(graph, schedule, members, plan))
     if goes_by_blocks(graph, schedule, machine):
@@ -54,18 +58,65 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
     return schedule if plan == schedule.memory else replace(schedule, memory=plan)
 
 
-def _with_stacks(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
-    """The plan with an arena for the stacks of batches: those that no step needs at one
-    time may have one place. Each device has a part, the CPU the last one.
+def _with_devices(
+    graph: Graph,
+    schedule: Schedule,
+    plan: MemoryPlan,
+    members: dict[int, list[Buffer]],
+) -> MemoryPlan:
+    """The plan with an arena for the stacks of batches, and for small temps of devices.
+
+    Stacks that no step needs at one time may have one place. Each device has a part,
+    the CPU the last one.
     """
-    devices = sorted({stack.device for stack in schedule.stacks}, key=_after_remote)
-    for device in devices:
+    small: dict[str, list[tuple[int, int]]] = {}
+    if {b.device for b in graph.buffers} != {CPU}:
+        sent = _sent(graph, schedule)
+        for s, n in _free(graph, schedule, members, plan).items():
+            device = members[s][0].device
+            if n <= (SMALL if device == CPU else REMOTE_SMALL) and s not in sent:
+                small.setdefault(device, []).append((s, n))
+    devices = {stack.device for stack in schedule.stacks} | small.keys()
+    for device in sorted(devices, key=_after_remote):
         first = plan.size
         plan = _with_stacks_of(device, graph, schedule, plan)
+        offsets = dict(plan.offsets)
+        rest = [x for x in small.get(device, ()) if x[0] not in offsets]
+        begin = -(-plan.size // REMOTE) * REMOTE
+        size = _place(offsets, rest, begin) if rest else plan.size
+        plan = replace(plan, offsets=offsets, size=size)
         if device != CPU:
-            remote = {**plan.remote, device: (first, plan.size)}
-            plan = replace(plan, remote=remote)
+            plan = replace(plan, remote={**plan.remote, device: (first, size)})
     return plan
+
+
+def _sent(graph: Graph, schedule: Schedule) -> set[int]:
+    """Return the storages of numbers on the CPU that a device's kernel reads: they have
+    cells in its tables.
+    """
+    sent: set[int] = set()
+    for kernel in schedule.kernels:
+        buffers = [graph.buffers[b] for v in kernel.every for c in v.columns for b in c]
+        if any(b.device != CPU for b in buffers):
+            sent.update(b.storage for b in buffers if b.device == CPU)
+    return sent
+
+
+def _free(
+    graph: Graph,
+    schedule: Schedule,
+    members: dict[int, list[Buffer]],
+    plan: MemoryPlan,
+) -> dict[int, int]:
+    """Return the storages of temps that only kernels touch, and their bytes."""
+    touched = dict.fromkeys(
+        s for k in schedule.kernels for s in _of_kernel(graph, k) if s in members
+    )
+    called = {s for x in schedule.steps if _calls(x) for s in _of_step(graph, x)} | {
+        graph.buffers[b].storage for b in graph.outputs
+    }
+    seen = called | plan.returned
+    return {s: storage_bytes(members[s]) for s in touched if s not in seen}
 
 
 def _after_remote(device: str) -> tuple[bool, str]:
@@ -143,12 +194,7 @@ def _with_arena(
     for step in schedule.steps:
         for s in _of_step(graph, step):
             users.setdefault(s, []).append(step)
-    seen = {graph.buffers[b].storage for b in graph.outputs} | plan.returned
-    free = {
-        s: storage_bytes(members[s])
-        for s, steps in users.items()
-        if s in members and s not in seen and not any(map(_calls, steps))
-    }
+    free = _free(graph, schedule, members, plan)
     offsets = dict(plan.offsets)
     small = ((s, n) for s, n in free.items() if n <= SMALL * len(members[s]))
     size = _place(offsets, small, plan.size)

@@ -175,7 +175,7 @@ def test_other_devices_and_machines_have_no_runs() -> None:
     for graph, machine in ((g.graph(), SMALL), (scaled(40).graph(), Machine())):
         last = list(passes(graph, machine).values())[-1]
         assert [type(s) for s in last.steps] == [Kernel, Kernel]
-        assert last.memory.offsets == {}
+        assert len(last.memory.offsets) == (machine is SMALL)  # the norm, on the device
 
 
 def test_views_that_overlap_are_in_one_block() -> None:
@@ -365,8 +365,8 @@ def test_temps_that_lie_where_others_do_are_refused() -> None:
         ({large[0]: 3}, "lies from 3"),
         ({large[0]: made.memory.size}, "arena of"),
         ({large[0]: -64}, "lies from -64"),
-        ({0: 0}, "p0 is not a temp of the CPU"),
-        ({4711: 0}, "storage 4711 is not a temp of the CPU"),
+        ({0: 0}, "p0 is no temp, or its device has no part"),
+        ({4711: 0}, "storage 4711 is no temp, or its device has no part"),
     ):
         with pytest.raises(GraphError, match=message):
             check(offsets)

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Interpreter
 
 from .inputs import static_tensors
+from .lists import by_group, grouped, is_foreach
 from .patterns import refresh, restore
 
 
@@ -60,12 +61,17 @@ class _OnClones(Interpreter):
             return self.clones[target]
         return super().get_attr(target, args, kwargs)
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if is_foreach(target):
+            return by_group(target, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
 
 def as_eager(gm: GraphModule) -> Callable[..., Any]:
     """Return a function that runs a graph with eager's bits."""
     restore(gm)
     refresh(gm)
-    return gm.forward
+    return grouped(gm).forward
 
 
 def replay(

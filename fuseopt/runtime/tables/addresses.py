@@ -7,8 +7,10 @@ word changes when a tensor moves.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import torch
 
 from ...ir.graph import DTYPE_BYTES, Buffer
 
@@ -79,10 +81,15 @@ class AddressPool:
         for position, base, distance in self.places.views:
             self.words[position] = self.words[base] + distance
 
-    def place_all(self, addresses: Iterable[tuple[int, int]]) -> None:
-        """Write (position, address) pairs."""
-        for position, address in addresses:
-            self.words[position] = address
+    def place_all(self, positions: torch.Tensor, addresses: torch.Tensor) -> None:
+        """Write addresses at positions, both int64[n]."""
+        words = torch.frombuffer(self.words, dtype=torch.int64)
+        words.index_copy_(0, positions, addresses)
+
+    def at(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions and their addresses, int64[n] each, as `place_all` takes them."""
+        places = torch.tensor(positions, dtype=torch.int64)
+        return places, torch.frombuffer(self.words, dtype=torch.int64)[places]
 
     def copy(self) -> AddressPool:
         """Another pool with the same addresses, which no kernel reads."""

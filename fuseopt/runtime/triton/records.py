@@ -107,7 +107,8 @@ class Records:
         self.cell = torch.where(goes, cell, self._cell)
         self.in_cells = bool((self.cell >= 0).any())
         if self.asked is not None:
-            self.asked.arrays["cell"][:] = array("q", self.cell.tolist())
+            given = torch.frombuffer(self.asked.arrays["cell"], dtype=torch.int64)
+            given.copy_(self.cell)
 
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int
