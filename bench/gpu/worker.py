@@ -49,6 +49,7 @@ def serve(
         tell(begin=name)
         with _Failures(name, tell) as kept:
             kept.measure = section.prepare(case, place)
+        place.free()  # what making it ready took; others need the memory
         if kept.measure is None:
             continue
         if section.ALONE:

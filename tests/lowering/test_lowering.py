@@ -173,6 +173,17 @@ def test_numbers_meet_16_bits_unrounded_on_a_gpu() -> None:
         assert len(casts) < len(rounded), op
 
 
+@pytest.mark.parametrize("common", ["bf16", "f16"])
+def test_a_gpu_has_no_elements_left_over(common: str) -> None:
+    """Eager's loop on a GPU rounds once, for a tensor without dimensions too."""
+    for zero_dim in (False, True):
+        x = Tensor(common, zero_dim)
+        made = body("add", x, x, ANY, dtype=common, on_gpu=True)
+        ((result, _),) = made.writes
+        (before,) = made.instrs[result].args
+        assert made.instrs[before].op == "fma"
+
+
 def rounds(op: str, position: int, operand: Operand) -> bool:
     """Is the operand at a position rounded to bfloat16 beside tensors of a GPU?"""
     args: list[Operand] = [H] * max(position + 1, len(operands(op, "f32")), 2)

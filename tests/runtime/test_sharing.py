@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
+import torch
 
 from fuseopt.errors import AliasError, UnsupportedInput
 from fuseopt.runtime.guards.sharing import ALONE, FREELY, Sharing, inputs
@@ -159,7 +160,7 @@ def test_a_pool_has_inputs_first_and_follows_their_views() -> None:
     pool.place(4, 4000)
     assert pool.words.tolist() == [1000, 0, 3000, 1008, 4000]
     copy = pool.copy()
-    pool.place_all([(4, 5000), (3, 1)])
+    pool.place_all(torch.tensor([4, 3]), torch.tensor([5000, 1]))
     assert pool.words.tolist() == [1000, 0, 3000, 1, 5000]
     assert copy.words.tolist() == [1000, 0, 3000, 1008, 4000]
     assert pool.tensors().tolist() == [1000, 0, 3000]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fuseopt
+from tests.frames import lines
 from tests.simulated.twins import ExactRoots
 from tests.steps import capturable_on_cpu, same_bits
 
@@ -104,3 +105,22 @@ def test_a_number_of_a_device_is_copied_to_the_cpu(sim) -> None:
             run(p, torch.full((8,), float(k), device=device), n)
         assert p.cpu().tolist() == [1 - 2 - 6] * 8
         assert n == 3
+
+
+def test_temps_are_not_made_one_by_one(sim) -> None:
+    """The norms and what follows from them lie in one arena, for any number of them."""
+    counted = []
+    for n in (10, 30):
+        side = Side("sim", [(8,)] * n)
+        tail = fuseopt.tail(side.opt, clip_grad_norm=1.0, fallback="error")
+        for number in range(6):
+            side.give(number, False)
+            tail()
+        side.give(7, False)
+        counted.append(lines(tail))
+        torch._dynamo.reset()
+    few, many = counted
+    more = {place: many[place] - few[place] for place in many}
+    grown = {file for (file, _), n in more.items() if n >= 10}
+    assert [f for f in grown if "/fuseopt/runtime/" in f] == []
+    assert many.total() - few.total() <= 8 * 20
