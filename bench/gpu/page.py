@@ -61,7 +61,7 @@ def _of(path: Path) -> Iterator[str]:
     found = sections["machine"]["cases"]["environment"]
     yield f"## {found['gpu']}\n"
     yield f"torch {found['torch']}, triton {found['triton']}, CUDA {found['cuda']},"
-    yield f"Python {found['python']}; [results](../bench/results/{path.name})\n"
+    yield f"Python {found['python']}; results: {path.name}\n"
     yield _bits(sections["correctness"]["cases"])
     for section, title, begins in TABLES:
         cases = {
