@@ -15,6 +15,8 @@ import torch
 
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
+from ..capture.results import Known, Leaf, leaves
+from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
@@ -100,12 +102,14 @@ class Plan:
             and not schedule.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
-        nothing = captured.result == () and not captured.given
+        no_tensors = not captured.given and all(
+            map(_is_number, leaves(captured.result))
+        )
         #: are tensors of a call needed but to look at them, and to undo what an error
         #: interrupts?
         self.lean = (
             all(isinstance(step, (Kernel, Run)) for step in steps)
-            and nothing
+            and no_tensors
             and not captured.complexes
         )
         self.host_results = host_results(captured)
@@ -124,3 +128,10 @@ class Plan:
             if b.kind in ("static", "arg")
             for t in (tensors[b.source],)
         )
+
+
+def _is_number(leaf: Leaf) -> bool:
+    """Is a result a number of the host, or one that is the same in each call?"""
+    if isinstance(leaf, Known):
+        return not isinstance(leaf.value, torch.Tensor)
+    return isinstance(leaf, Sym)

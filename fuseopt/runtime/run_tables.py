@@ -27,6 +27,8 @@ UNKNOWN = 1 << 20
 SHARE = 4
 #: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
+#: ... on devices, which other calls may fill with tensors meanwhile.
+KEPT_REMOTE = 4 << 20
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
@@ -52,8 +54,9 @@ BLOCK = cache_bytes() // SHARE
 class TempArena:
     """The memory of those temps that have an offset in a plan's arena.
 
-    `position`: the position of each buffer in the pool of addresses. The CPU's part may
-    stay from call to call; that of a device is the allocator's between two of them.
+    `position`: the position of each buffer in the pool of addresses. `keeps`: a small
+    arena stays from call to call. As with the tables of a plan, the user orders calls on
+    several streams: they write the same parameters.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class TempArena:
             if places:
                 positions, offsets = torch.tensor(places).t().contiguous()
                 self.parts.append((device, begin, end - begin, positions, offsets))
-        self.keeps = not plan.remote and plan.size <= KEPT
+        self.keeps = first <= KEPT_REMOTE and plan.size - first <= KEPT
         self.arena: Arenas | None = None
 
     def take(self, addresses: AddressPool) -> Arenas | None:
