@@ -7,7 +7,7 @@ being built. `binding.bind` makes the tables for the layouts of a call's tensors
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ import torch
 
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
-from ..capture.results import Known, Leaf, leaves
+from ..capture.results import Known, Leaf, Returned, leaves
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
@@ -102,8 +102,9 @@ class Plan:
             and not schedule.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
+        self.host_results = host_results(captured)
         no_tensors = not captured.given and all(
-            map(_is_number, leaves(captured.result))
+            _is_number(leaf, self.host_results) for leaf in leaves(captured.result)
         )
         #: are tensors of a call needed but to look at them, and to undo what an error
         #: interrupts?
@@ -112,7 +113,6 @@ class Plan:
             and no_tensors
             and not captured.complexes
         )
-        self.host_results = host_results(captured)
         read = read_at_once(captured, self.host_results)
         self.at_once = bool(captured.given) or read
 
@@ -130,8 +130,10 @@ class Plan:
         )
 
 
-def _is_number(leaf: Leaf) -> bool:
+def _is_number(leaf: Leaf, host_results: Container[int]) -> bool:
     """Is a result a number of the host, or one that is the same in each call?"""
     if isinstance(leaf, Known):
         return not isinstance(leaf.value, torch.Tensor)
+    if isinstance(leaf, Returned):
+        return leaf.buffer in host_results
     return isinstance(leaf, Sym)

@@ -55,8 +55,8 @@ class TempArena:
     """The memory of those temps that have an offset in a plan's arena.
 
     `position`: the position of each buffer in the pool of addresses. `keeps`: a small
-    arena stays from call to call. As with the tables of a plan, the user orders calls on
-    several streams: they write the same parameters.
+    arena stays from call to call. As with the tables of a plan, the user orders calls
+    on several streams: they write the same parameters.
     """
 
     def __init__(

@@ -362,7 +362,7 @@ class CompiledStep:
             return ()
         itself = functools.partial(self.source.tensor, args)
         result = returned(bound, tensors, memory, itself)
-        if self.made is not None and not lean:
+        if self.made is not None and not (lean and memory is None):
             self.made(memory)
         return result
 
