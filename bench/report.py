@@ -70,7 +70,7 @@ def short(found: Sequence[Reading]) -> str:
     lines = [header, ["---", *["---:"] * 4], *(row for row in every if row)]
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
     text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
-    text += "The contenders of a row take turns in one run. "
+    text += "The figures of a row were measured in turns, in one run. "
     text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
     text += _host(reading)
     where = f"{tables.conditions(reading)} [Benchmarks](docs/benchmarks.md) has all "
@@ -164,7 +164,7 @@ def _host(reading: Reading) -> str:
     text = ""
     for moved, subject in (
         ("", "A call with 300 small parameters takes"),
-        (MOVED, "Where gradients have new addresses it takes"),
+        (MOVED, "If all gradients have new addresses, it takes"),
     ):
         own, floor = (cost.get(name + moved) for name in ("backend", "no-op"))
         if own is None or floor is None:

@@ -16,6 +16,7 @@ import torch
 import fuseopt
 from fuseopt.codegen.triton.kernel import TritonTarget
 from fuseopt.errors import BuildError, ConfigError, LaunchError
+from fuseopt.runtime import run_tables
 from fuseopt.runtime.tables.upload import SPARES, STAGES, Arena
 from fuseopt.runtime.triton import registry
 from fuseopt.runtime.triton.build import TABLES, TritonBuilder
@@ -189,8 +190,9 @@ def test_without_memory_for_tables_nothing_is_written(n: int, sim: ModuleType) -
 
 
 def test_without_memory_in_a_capture_the_step_runs_without_one(
-    sim: ModuleType,
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_tables, "KEPT_REMOTE", 0)
     twins = SimTwins(Clipped, whole=True)
     twins.step()
     twins.set_grads()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fuseopt.compiler.session import session
+from fuseopt.runtime import run_tables
 from fuseopt.runtime.probes import Probes
 from fuseopt.runtime.sites import Site
 from tests.papers.matrices import A, B, C, LoopMuon
@@ -210,7 +211,10 @@ def test_missing_gradients_and_other_ones(sim: ModuleType) -> None:
         assert twins.differences() == []
 
 
-def test_memory_that_runs_out_changes_nothing(sim: ModuleType) -> None:
+def test_memory_that_runs_out_changes_nothing(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tables, "KEPT_REMOTE", 0)
     twins = twins_of([WIDE] * 4, cudagraphs=False)
     for _ in range(2):
         twins.step()

@@ -497,7 +497,7 @@ def test_host_cost_is_above_a_backend_that_does_nothing(reading):
     assert moved == ["10", "6", "4", "7", "2", "5"]
     made = " ".join(report.short([reading]).split())
     assert "parameters takes 4 µs, 3 µs more than a no-op backend." in made
-    assert "new addresses it takes 7 µs, 5 µs more." in made
+    assert "new addresses, it takes 7 µs, 5 µs more." in made
 
 
 def test_host_cost_of_a_tail_stands_beside_the_steps(reading):
