@@ -33,6 +33,7 @@ from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
 from ..scheduler import Machine, schedule
+from ..scheduler.homes import with_homes
 from . import again, batching, dump, logs
 from . import report as reporting
 from .report import Report
@@ -176,6 +177,9 @@ def _lower(
 ) -> Lowered:
     """Capture, schedule, generate: the work that needs no compiler."""
     captured = (capture_ or capture)(gm, args)
+    graph = with_homes(captured.graph)
+    if graph is not captured.graph:
+        captured = dataclasses.replace(captured, graph=graph)
     clock.lap("capture")
     checks = config.check or config.writes
     if checks:

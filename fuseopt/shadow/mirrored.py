@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
+
 from ..inputs.contents import Contents
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Pair:
@@ -95,6 +99,11 @@ class Part:
         every = [*self.tables, *self.rows]
         self.ours = Contents([*map(_OURS, every)], [*map(_BEFORE, every)])
         self.theirs = Contents([*map(_THEIRS, every)], [*map(_SEEN, every)])
+
+
+def within(name: str, key: Any, value: Any) -> str:
+    """The name of a value in a dict."""
+    return f"{name} {key}" if type(key) is str and type(value) not in TENSORS else name
 
 
 def _displaced(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:

@@ -27,7 +27,7 @@ from ..compiler.tables import acts_when_copied
 from ..inputs.change import Change
 from ..inputs.keys import LanesDiffer, OddValue, only_tensors
 from ..inputs.values import OUTSIDE, is_hooks
-from .mirrored import Pair, Part
+from .mirrored import Pair, Part, within
 from .stand_in import stand_in, unfused
 
 #: Containers of which a shadow has copies.
@@ -47,7 +47,6 @@ SHARED = (
 LEAVES = frozenset(
     {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
 )
-TENSORS = (torch.Tensor, torch.nn.Parameter)
 #: So many floats that stand for numbers of numpy's are kept before they are sorted out.
 MANY = 1024
 NOT_GIVEN = None, None, None
@@ -308,7 +307,7 @@ class Shadow:
                 inner = [self._mirror(y, optimizer, name, pairs) for y in seen]
             else:
                 inner = {
-                    k: self._mirror(y, optimizer, _within(name, k, y), pairs)
+                    k: self._mirror(y, optimizer, within(name, k, y), pairs)
                     for k, y in seen.items()
                 }
             self._within.discard(id(x))
@@ -448,8 +447,3 @@ class Shadow:
             if not all(map(is_, params, before)):
                 return False
         return True
-
-
-def _within(name: str, key: Any, value: Any) -> str:
-    """The name of a value in a dict."""
-    return f"{name} {key}" if type(key) is str and type(value) not in TENSORS else name

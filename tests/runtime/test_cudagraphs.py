@@ -805,3 +805,24 @@ def test_a_number_of_the_host_meets_a_reduction(sim: ModuleType) -> None:
         twins.step()
     assert twins.differences() == []
     assert (twins.report.fallback, twins.report.cudagraph) == ("", "captured")
+
+
+@pytest.mark.parametrize("options", [{}, {"t0": 2}])
+def test_a_number_of_the_device_passes_through_the_cpu(
+    sim: ModuleType, options: dict[str, Any]
+) -> None:
+    """ASGD's loop makes CPU tensors of its counters, and copies them to the device."""
+    twins = SimTwins(
+        lambda p: torch.optim.ASGD(p, foreach=False, **options),
+        [(6, 4), (5,)],
+        check=True,
+    )
+    for _ in range(5):
+        twins.step()
+        assert twins.differences() == []
+    twins.set_grads()
+    sim.synchronize()
+    with sim.counting() as calls:
+        twins.optimizer.step()
+    assert twins.report.fallback == ""
+    assert (calls.syncs, calls.d2h) == (0, 0)
