@@ -1,4 +1,4 @@
-"""The ChangePolicy of steps that eager cannot replace: a part of what was called."""
+"""The ChangePolicy of partial steps: eager cannot replace a part of a user's call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .keys import LanesDiffer
 
 
 class LanesChanged(FuseoptError):
-    """Lanes differ from the last survey; nothing was written yet."""
+    """Lanes differ from the last survey; the step has written nothing yet."""
 
 
 def follow(bound: Binding, metadata: list[Any], found: int) -> None:
-    """Follow all changes."""
+    """Accept all changes."""
 
 
 def survey_again(bound: Binding, metadata: list[Any], found: int) -> None:
-    """Raise LanesChanged if tensors have another layout: lanes may differ now."""
-    # without a guard, the last call was interrupted: that is no change
+    """Raise LanesChanged if a tensor has a new layout: lanes may differ now."""
+    # without a guard, the last call was interrupted, which is no change
     if (found & CHANGED and bound.guard is not None) or metadata != bound.metadata:
         raise LanesChanged
 
@@ -32,11 +32,11 @@ def _raised(error: Exception, args: Sequence[Any]) -> bool:
 
 
 class Refusing:
-    """Refuses calls that do not fit: raises LanesDiffer before anything is written.
+    """Refuses calls that do not fit: raises LanesDiffer before any write.
 
-    `shared`: the reason where tensors share memory in a new way. `changed`: what
-    follows where a dtype, a shape or a stride is another. `failed`: takes an error of
-    fuseopt's own, with the arguments of the call. See ChangePolicy.
+    `shared`: the reason for tensors that share memory in a new way. `changed`: called
+    when a dtype, a shape or a stride is new. `failed`: called with an error that
+    fuseopt raises and the arguments of the call. See ChangePolicy.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Refusing:
         self.failed = failed
 
     def overlapping(self) -> None:
-        """Raises LanesDiffer."""
+        """Raise LanesDiffer."""
         raise LanesDiffer(self.shared)
 
     def refused(self, error: CaptureError) -> None:
-        """Raises LanesDiffer: eager would step the models, or skip nothing."""
+        """Raise LanesDiffer: eager would step the models, or skip nothing."""
         raise LanesDiffer(str(error)) from error
 
     def eager(self) -> Callable[..., Any]:
-        """Never called."""
+        """Raise AssertionError; no caller reaches this."""
         raise AssertionError("eager cannot replace a part of what was called")
