@@ -26,7 +26,7 @@ NEW_STATE = Difference(Change.STRUCTURE, "its state is another dict")
 NEW_GROUPS = Difference(Change.STRUCTURE, "its groups are another list, or more")
 NEW_ATTRIBUTE = Difference(Change.STRUCTURE, "an attribute of its class has changed")
 NEW_CODE = Difference(Change.STRUCTURE, "a method of its class has other code")
-#: Types of which Dynamo guards the values.
+#: Types whose values Dynamo guards.
 VALUES = frozenset({int, float, bool, str, complex, bytes})
 
 

@@ -35,8 +35,8 @@ class Refusing:
     """Refuses calls that do not fit: raises LanesDiffer before any write.
 
     `shared`: the reason for tensors that share memory in a new way. `changed`: called
-    when a dtype, a shape or a stride is new. `failed`: called with an error that
-    fuseopt raises and the arguments of the call. See ChangePolicy.
+    when a dtype, a shape or a stride is new. `failed`: called with an error within
+    fuseopt and the arguments of the call. See ChangePolicy.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def _may_change(option: Any) -> bool:
     if isinstance(option, torch.Tensor):
         return (
             option.dim() > 0
-        )  # `content` has a view, which other memory leaves behind
+        )  # `content` has a view, which does not follow a new storage
     if isinstance(option, Number):
         return False
     return isinstance(option, list) or hasattr(type(option), "__float__")

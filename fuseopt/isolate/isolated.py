@@ -147,7 +147,7 @@ class OptimizerCompiler:
     def entry(self) -> tuple[Any, Any]:
         """Return the replacement of the original function, and a direct form of it.
 
-        The direct form is for calls without tracing.
+        Callers use the direct form where no code is traced.
         """
 
         @functools.wraps(self.function)

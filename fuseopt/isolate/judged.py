@@ -15,7 +15,7 @@ class Judged:
         self.epoch = -1
 
     def why_not(self, optimizer: Optimizer) -> str:
-        """Return the reason why the step must not be traced: a lack of torch, or ""."""
+        """Return the reason why this torch must not trace the step, or ""."""
         if compat.is_sound():
             self.epoch = compat.switches.epoch
             return ""

@@ -1,4 +1,4 @@
-"""Retry to trace a step that has hit Dynamo's recompile limit, after many calls."""
+"""Decide when to retrace a step that has hit Dynamo's recompile limit."""
 
 from __future__ import annotations
 

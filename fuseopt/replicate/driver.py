@@ -56,7 +56,7 @@ from .writes import Gives, Writes
 log = logging.getLogger("fuseopt.replicate")
 
 NOTHING = Found([])
-#: Attempts of one call, when lanes turn out to differ from what was assumed.
+#: The number of attempts of one call if lanes differ from an assumption.
 TRIES = 4
 REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 
@@ -64,9 +64,9 @@ REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 class LedOptimizer:
     """The step of one optimizer, led by models of its lanes.
 
-    `why`: the reason why it no longer is, or "". `told`: the list to which its Reports
-    are added. `outward`: given if lanes are parts of tensors, which a step may only
-    treat element by element. It maps writes to the optimizer of the parts to all
+    `why`: the reason why models no longer lead it, or "". `told`: the list to which its
+    Reports are added. `outward`: given if lanes are parts of tensors, which a step may
+    only treat element by element. It maps writes to the optimizer of the parts to all
     writes. `around`: calls around the step, in the same launch; see there. `packing`:
     the packed format of lanes.
     """
