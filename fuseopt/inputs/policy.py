@@ -26,7 +26,7 @@ def survey_again(bound: Binding, metadata: list[Any], found: int) -> None:
         raise LanesChanged
 
 
-def _raised(error: Exception, args: Sequence[Any]) -> bool:
+def _unhandled(error: Exception, args: Sequence[Any]) -> bool:
     """Leave errors as they are."""
     return False
 
@@ -43,7 +43,7 @@ class Refusing:
         self,
         shared: str,
         changed: Callable[[Binding, list[Any], int], None] = follow,
-        failed: Callable[[Exception, Sequence[Any]], bool] = _raised,
+        failed: Callable[[Exception, Sequence[Any]], bool] = _unhandled,
     ) -> None:
         self.shared = shared
         self.changed = changed
