@@ -134,7 +134,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
             return self._instead(args[0], func(*args, **kwargs))
         # the result of a call without tensors is real if it has no dimensions
         real = all(k.real for k in identities) if identities else not bound.get("size")
-        if func is _ITEM and (not real or self._is_own(args[0])):
+        if func is _ITEM and (not real or self._is_of_one_lane(args[0])):
             return self._number(func, args[0])
         # before the call: in place, it changes the tensors that it reads
         named_args = self._names(bound, lists)
@@ -160,7 +160,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         self.places[self._where(replacement)] = replacement
         return replacement
 
-    def _is_own(self, t: torch.Tensor) -> bool:
+    def _is_of_one_lane(self, t: torch.Tensor) -> bool:
         """Is this a number of one lane, such as its step counter? Its value may differ
         between lanes, and a trace does not read it either.
         """

@@ -91,9 +91,9 @@ class _Owners:
         self.owners = [COMMON] * len(self.rows)
         while self._spread():
             pass
-        self._take_along()
+        self._own_unused_views()
 
-    def _take_along(self) -> None:
+    def _own_unused_views(self) -> None:
         """Give a view that no call uses the owner of its storage's other buffers."""
         graph = self.graph
         touched = {graph.values[v] for n in self.rows for v in (*n.reads, *n.writes)}
@@ -196,7 +196,7 @@ class _Extension:
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
         owned = [(s, x) for s, x in enumerate(source) if s not in hollow]
-        order += [(s, m) for s, owner in owned for m in range(self._led(owner))]
+        order += [(s, m) for s, owner in owned for m in range(self._count(owner))]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
         self.statics = sum(s not in late for s, _ in order)
@@ -211,7 +211,7 @@ class _Extension:
         self.numbers: list[Expr] = []
         self.new_expr: dict[tuple[int, int], int] = {}
 
-    def _led(self, owner: int) -> int:
+    def _count(self, owner: int) -> int:
         return 0 if owner == COMMON else self.led[owner]
 
     def run(self) -> Extended:
@@ -224,7 +224,7 @@ class _Extension:
             if isinstance(node, Extern):
                 owner = next(owners)
                 nodes += [node] if owner == COMMON else []
-                nodes += [self._extern(node, m) for m in range(self._led(owner))]
+                nodes += [self._extern(node, m) for m in range(self._count(owner))]
             else:
                 extended = self._node(node, [next(owners) for _ in range(node.rows)])
                 nodes += [extended] if extended.rows else []
@@ -232,7 +232,7 @@ class _Extension:
         outputs = [b for b in self.graph.outputs if owner_of[b] == COMMON]
         copies: dict[tuple[int, int], int] = {}
         for b in self.graph.outputs:
-            for m in range(self._led(owner_of[b])):
+            for m in range(self._count(owner_of[b])):
                 copies[b, m] = self.new_buffer[b, m]
                 outputs.append(copies[b, m])
         captured = self.captured
@@ -325,7 +325,7 @@ class _Extension:
         new_storage: dict[tuple[int, int], int] = {}
         for b, buffer in enumerate(graph.buffers):
             owner = owners[b]
-            for m in range(self._led(owner)):
+            for m in range(self._count(owner)):
                 storage = buffer.storage
                 if len(holders[storage]) > 1:
                     # a stack of numbers of several lanes
@@ -348,13 +348,13 @@ class _Extension:
     def _copy_values(self) -> None:
         graph, owners = self.graph, self.owners.buffers
         for v, b in enumerate(graph.values):
-            for m in range(self._led(owners[b])):
+            for m in range(self._count(owners[b])):
                 self.new_value[v, m] = len(self.values)
                 self.values.append(self.new_buffer[b, m])
         for b in range(len(graph.buffers)):
             if owners[b] != COMMON:
                 self.initial[b] = self.final[b] = -1
-            for m in range(self._led(owners[b])):
+            for m in range(self._count(owners[b])):
                 for new, old in (
                     (self.initial, graph.initial),
                     (self.final, graph.final),
@@ -374,7 +374,7 @@ class _Extension:
             else:
                 exprs.append(self._expr(expr, COMMON) if moved else expr)
         for i, expr in enumerate(numbers):
-            for m in range(self._led(owners[i])):
+            for m in range(self._count(owners[i])):
                 self.new_expr[i, m] = len(exprs)
                 exprs.append(self._expr(expr, m))
 
@@ -411,7 +411,7 @@ class _Extension:
         rows = [
             (k, m)
             for k, owner in enumerate(owners)
-            for m in ((COMMON,) if owner == COMMON else range(self._led(owner)))
+            for m in ((COMMON,) if owner == COMMON else range(self._count(owner)))
         ]
         value = self.new_value
 

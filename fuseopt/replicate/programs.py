@@ -103,7 +103,7 @@ class Program:
             return True
         found = lanes if lanes.home is None else lanes.home
         key = repr((members, [kind.lanes for kind in found.kinds], lanes.present))
-        turn = self.turns.pop(key, None) or self._turned(lanes, found, members)
+        turn = self.turns.pop(key, None) or self._make_turn(lanes, found, members)
         if turn is None:
             return False
         while len(self.turns) >= TURNS:
@@ -177,7 +177,7 @@ class Program:
             for x in self.places
         ]
 
-    def _turned(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
+    def _make_turn(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
         """Return a Turn, or None if a lane lacks state; `found`: lanes that include
         these.
         """
@@ -291,10 +291,10 @@ def may_leave_out(
         isinstance(x, Item) and owner != COMMON
         for x, owner in zip(results.numbers, extended.number_owners, strict=True)
     )
-    return kernels and not items and (on_cpu or not reduced) and _apart(plan)
+    return kernels and not items and (on_cpu or not reduced) and _unmixed(plan)
 
 
-def _apart(plan: Plan) -> bool:
+def _unmixed(plan: Plan) -> bool:
     """Does each row of the kernels' tables belong to at most one owner?"""
     owner = plan.captured.owners.get
     return all(
