@@ -59,11 +59,11 @@ def _opening(node: ast.FunctionDef) -> str:
     for place, statement in enumerate(node.body):
         if _is_text(statement) or _is_check(statement, itself):
             continue
-        name = _emptied(statement)
+        name = _none_target(statement)
         if name:
             empty.add(name)
             continue
-        closure, result = _called(statement)
+        closure, result = _closure_call(statement)
         rest = node.body[place + 1 :]
         fits = closure in others and result in empty and not empty & {itself, closure}
         return closure if fits and _only_returns(rest, closure, result) else ""
@@ -79,7 +79,7 @@ def _is_check(statement: ast.stmt, itself: str) -> bool:
     return any(_same(statement, f"{itself}.{name}()") for name in CHECKS)
 
 
-def _emptied(statement: ast.stmt) -> str:
+def _none_target(statement: ast.stmt) -> str:
     """Return the name to which a statement assigns None, or ""."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign):
@@ -91,7 +91,7 @@ def _emptied(statement: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) and value.value is None else ""
 
 
-def _called(statement: ast.stmt) -> tuple[str, str]:
+def _closure_call(statement: ast.stmt) -> tuple[str, str]:
     """Return the names of closure and result in a statement that calls the closure."""
     match statement:
         case ast.If(

@@ -66,9 +66,9 @@ class OptimizerCompiler:
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.compilations = Compilations()
-        self.representatives = self._led()
+        self.representatives = self._new_led()
         self.whole = WholeStep(function)
-        self.shards = self._on_parts()
+        self.shards = self._new_shards()
         #: the step of an optimizer with packed state
         self.stored: Stored | None = None
         self.store(wanted.storage)
@@ -102,21 +102,21 @@ class OptimizerCompiler:
         """Drop all compiled code, and start again."""
         self._release_compiled()
         live = self.representatives.pending.live
-        self.representatives = self._led()
+        self.representatives = self._new_led()
         self.representatives.pending.live = live
         self.missing.clear()
         self.whole = WholeStep(self.function)
-        self.shards = self._on_parts()
+        self.shards = self._new_shards()
         if self.stored is not None:
             self.stored.start_anew(self.options)
         self.race = self._raced()
         self.again = AGAIN
         self.retries = Retries()
 
-    def _led(self) -> LedOptimizer:
+    def _new_led(self) -> LedOptimizer:
         return LedOptimizer(self.function, self.options, self.compilations.told)
 
-    def _on_parts(self) -> Shards:
+    def _new_shards(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
 
     def _raced(self) -> Race | None:
@@ -278,7 +278,7 @@ class OptimizerCompiler:
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
-        return self._as_it_is(optimizer, args, kwargs)
+        return self._traced_directly(optimizer, args, kwargs)
 
     def _left(
         self,
@@ -321,7 +321,7 @@ class OptimizerCompiler:
         why = why and f"its parameters are DTensors, and {why}"
         return self._left(args[0], args, kwargs, why)
 
-    def _as_it_is(
+    def _traced_directly(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Let Dynamo trace the step of the optimizer itself, with its arguments."""
