@@ -211,9 +211,9 @@ class Shadow:
         """
         if compat.is_numpy_float(x):
             self.numpy_names |= {name}
-        return self._instead_of(x) if name in self.numpy_names else x
+        return self._stand_in_for(x) if name in self.numpy_names else x
 
-    def _instead_of(self, x: float) -> float:
+    def _stand_in_for(self, x: float) -> float:
         """Return a new float for a float or numpy.float64, an object nowhere else."""
         plain = float(x) * 1.0
         self.numpy[id(plain)] = plain, x
@@ -223,7 +223,7 @@ class Shadow:
         """Return the shadow's number for a number that replaces another one."""
         if type(before) is not (float if isinstance(x, float) else type(x)):
             raise OtherType
-        return self._instead_of(x) if id(before) in self.numpy else x
+        return self._stand_in_for(x) if id(before) in self.numpy else x
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
         pairs: dict[int, Pair] = {}
@@ -405,7 +405,7 @@ class Shadow:
             self._keeps_numpy = False
             return
         for part, pair in self._written:
-            if self._strange(pair.ours):
+            if self._holds_original(pair.ours):
                 # the shadow has a container of the optimizer's, not a copy
                 return
             pair.before = pair.ours.copy()
@@ -414,14 +414,14 @@ class Shadow:
             part.note_again()
         self.clean = True
 
-    def _strange(self, x: Any) -> bool:
+    def _holds_original(self, x: Any) -> bool:
         """Does a container hold a container that is not a copy?"""
         values = x.values() if isinstance(x, dict) else x
         if LEAVES.issuperset(map(type, values)):
             return False
         for y in values:
             if isinstance(y, tuple):
-                if self._strange(y):
+                if self._holds_original(y):
                     return True
             elif isinstance(y, (list, dict)) and id(y) not in self._back:
                 return True
