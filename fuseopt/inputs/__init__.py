@@ -1,1 +1,1 @@
-"""What a compiled call depends on, and how the next call is compared with it."""
+"""Record what a compiled call depends on, and compare the next call with the record."""

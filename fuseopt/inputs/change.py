@@ -1,4 +1,4 @@
-"""How a call differs from the last one: the words in which every comparison answers."""
+"""Differences between two calls: the result type of every comparison."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ log = logging.getLogger("fuseopt.inputs")
 
 
 class Change(enum.Enum):
-    """What differs between two calls, by one record.
+    """The kind of a difference between two calls, found by one record.
 
     | change | meaning | what follows |
     |---|---|---|
     | SAME | the same objects | the step launches |
-    | NUMBERS | numbers replaced numbers | formulas are evaluated, rows are written |
-    | STRUCTURE | anything else | the step is rehearsed, traced or compiled again |
+    | NUMBERS | numbers replaced numbers | fuseopt evaluates formulas and writes rows |
+    | STRUCTURE | anything else | fuseopt rehearses, traces or compiles the step again |
 
-    Where tensors lie, which gradients there are and what is laid out otherwise is in
-    the records of lanes (`look.py`) and of tensors (`runtime/guards/tensors.py`).
+    Addresses, the presence of gradients and changed layouts are not here. The records
+    of lanes (`look.py`) and of tensors (`runtime/guards/tensors.py`) hold them.
     """
 
     SAME = 0
@@ -29,8 +29,10 @@ class Change(enum.Enum):
 
 
 class Difference(NamedTuple):
-    """The result of a comparison. `reason`: what changed, in words, for STRUCTURE.
-    `moved`: for NUMBERS, the index of each number in the record, and its new value.
+    """The result of a comparison.
+
+    `reason`: the changed part, in words, for STRUCTURE. `moved`: for NUMBERS, the index
+    of each number in the record, and its new value.
     """
 
     change: Change
@@ -38,7 +40,7 @@ class Difference(NamedTuple):
     moved: Sequence[tuple[int, Any]] = ()
 
     def log(self, what: str) -> None:
-        """Log the reason why `what` cannot go on as in the last call."""
+        """Log the reason why `what` cannot continue as in the last call."""
         log.info("%s: %s", what, self.reason)
 
 

@@ -1,10 +1,10 @@
 """Compare the classes, the state and the groups of an optimizer with the last call's.
 
-Dynamo does not guard the methods that a step calls: if a class gets another method, or
-a method other code, the traced code would still run. And if a user replaces the state
-or the list of groups, as a load of a state dict does, code for the old objects would
-only count towards Dynamo's limit. All is compared at each call, by identity and in C
-calls, which takes little time.
+Dynamo does not guard the methods that a step calls. If a class gets a new method, or a
+method gets new code, the traced code would still run. A user may also replace the state
+or the list of groups, for example by loading a state dict. Code for the old objects
+would then only count towards Dynamo's recompile limit. Each call compares all of them
+by identity, in a few fast C calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEW_STATE = Difference(Change.STRUCTURE, "its state is another dict")
 NEW_GROUPS = Difference(Change.STRUCTURE, "its groups are another list, or more")
 NEW_ATTRIBUTE = Difference(Change.STRUCTURE, "an attribute of its class has changed")
 NEW_CODE = Difference(Change.STRUCTURE, "a method of its class has other code")
-#: Types of which Dynamo guards the values.
+#: Types whose values Dynamo guards.
 VALUES = frozenset({int, float, bool, str, complex, bytes})
 
 
@@ -38,7 +38,7 @@ class Structure:
         self._groups: Any = None
         self._n = 0
         self._kind: type | None = None
-        #: the values of each class's dict, as they are at any time
+        #: live views of the values of each class's dict
         self._views: list[Any] = []
         self._held: list[Any] = []
         self._functions: list[types.FunctionType] = []
@@ -46,7 +46,7 @@ class Structure:
 
     @property
     def known(self) -> bool:
-        """Has `take` been called since the last `forget`?"""
+        """Has `take` recorded an optimizer since the last `forget`?"""
         return self._kind is not None
 
     def forget(self) -> None:
@@ -54,8 +54,10 @@ class Structure:
         self._kind = self._state = self._groups = None
 
     def compare(self, optimizer: Optimizer) -> Difference:
-        """SAME, or STRUCTURE: compares the state, the list of groups, its length, the
-        class, and the objects and code of its classes with those that were taken.
+        """Compare an optimizer with the recorded one; return SAME or STRUCTURE.
+
+        Compares the state, the list of groups and its length, the class, and the
+        objects and code of its classes.
         """
         groups = optimizer.param_groups
         if self._kind is not type(optimizer):
@@ -74,8 +76,10 @@ class Structure:
         return SAME
 
     def take(self, optimizer: Optimizer) -> None:
-        """Let `compare` compare with what an optimizer has now. Whoever drops what was
-        compiled for something else does that first, should an exception come between.
+        """Record an optimizer for `compare`.
+
+        A caller that drops code compiled for earlier objects drops it first, in case an
+        exception comes in between.
         """
         self._kind = None
         groups = optimizer.param_groups

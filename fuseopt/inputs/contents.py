@@ -1,6 +1,6 @@
 """Record the contents of dicts and lists, and compare them with the record.
 
-From the second comparison on, one call of the compiled helper does it.
+From the second comparison on, the compiled helper compares in one call.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from ..runtime.guards.library import Held
 from ..runtime.guards.tensors import address
 from .change import SAME, Change, Difference
 
-#: Types of numbers that a schedule changes; they are updated in the shadow in place.
+#: Types of numbers that a schedule changes. The shadow updates them in place.
 MOVES = frozenset({int, float})
-#: Containers that the compiled helper may go through.
+#: Containers that the compiled helper may iterate over.
 COMPARED_IN_C = frozenset({dict, list, collections.defaultdict})
 _flat = chain.from_iterable
 
 
 def moves(x: Any, before: Any) -> bool:
-    """Is it a number in the place of one, as a schedule puts it?"""
+    """Does a number replace a number, as a schedule does it?"""
     if type(x) in MOVES:
         return type(before) in MOVES
     return compat.is_numpy_float(x) and type(before) is type(x)
 
 
 def containers_within(values: Iterable[Any]) -> Iterator[Any]:
-    """The dicts and lists among some values, and within these and within tuples, each
-    once.
+    """Yield each dict and list among some values once, and those nested within.
+
+    Goes through dicts, lists and tuples.
     """
     seen: set[int] = set()
     waiting = [*values]
-    for x in waiting:  # which grows
+    for x in waiting:  # the loop extends the list
         if not isinstance(x, (dict, list, tuple)) or id(x) in seen:
             continue
         seen.add(id(x))
@@ -50,7 +51,7 @@ def containers_within(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _parts(containers: Iterable[Any]) -> list[Iterable[Any]]:
-    """The keys and the values of dicts, and lists; they follow what is stored later."""
+    """Return the keys and the values of dicts, and lists, as live views."""
     parts: list[Iterable[Any]] = []
     for x in containers:
         parts.append(x)
@@ -62,10 +63,10 @@ def _parts(containers: Iterable[Any]) -> list[Iterable[Any]]:
 class Contents:
     """A record of the contents of `containers`, dicts and lists, by identity.
 
-    `held`: copies of them with the contents to compare with; without it, these are the
-    present ones. `cells`: what they contain, one container after another: of a dict its
-    keys, then its values. No key is looked up, because a tensor's hash is a call of
-    Python.
+    `held`: copies of the containers with the contents to compare with; by default the
+    present contents. `cells`: the contents, one container after another; those of a
+    dict are its keys, then its values. No comparison looks up a key, because a tensor's
+    hash is a call of Python.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class Contents:
         self.cells = [*_flat(_parts(recorded))]
         self._now = _parts(containers)
         self._compared = False
-        #: the same comparison in C, once it is used
+        #: the same comparison in C, from the second comparison on
         self._in_c: Callable[[], int] | None = None
-        #: the record for the compiled helper, once it is there
+        #: the record for the compiled helper, once `fill` has written it
         self.struct: Held | None = None
         self._arrays: list[array[int]] = []
 
@@ -111,30 +112,32 @@ class Contents:
         return Difference(Change.NUMBERS, moved=[(i, cells[i]) for i in changed])
 
     def now(self) -> list[Any] | None:
-        """The present cells; None if a container has another length than before."""
+        """Return the present cells; None if a container's length has changed."""
         if [*map(len, self.containers)] != self.sizes:
             return None
         return [*_flat(self._now)]
 
     def changed(self, cells: Sequence[Any]) -> list[int]:
-        """The indices of those of the present cells that are other objects."""
+        """Return the indices of the present cells that are new objects."""
         return [*compress(count(), map(is_not, cells, self.cells))]
 
     def entry(self, i: int) -> tuple[int, Any]:
-        """The number of the dict and the key of which cell i is the value."""
+        """Return, for the value of a dict in cell i, the dict's index and the key."""
         k = bisect_right(self._starts, i) - 1
         return k, self.cells[i - self.sizes[k]]
 
     def take(self, cells: list[Any], changed: Iterable[int]) -> None:
-        """Record these cells, of which some have `changed`."""
+        """Record these cells; `changed`: the indices of the new ones."""
         self.cells = cells
         if self._arrays:
             for i in changed:
                 self._arrays[-1][i] = id(cells[i])
 
     def fill(self, struct: Held) -> bool:
-        """Write the record to a struct for the compiled helper, which goes by addresses
-        that this keeps alive. False if the helper cannot compare all containers.
+        """Write the record to a struct for the compiled helper.
+
+        The struct holds addresses, and this object keeps their targets alive. Returns
+        False if the helper cannot compare all containers.
         """
         containers = self.containers
         if not containers or not {*map(type, containers)} <= COMPARED_IN_C:
@@ -154,8 +157,9 @@ class Contents:
         return True
 
     def _recorded_for(self, helper: ctypes.PyDLL | None) -> Callable[[], int] | None:
-        """The comparison in C, made at the second one: a record that changes at each
-        call is compared only once.
+        """Return the comparison in C, which the second comparison makes.
+
+        A record that changes at each call is compared only once.
         """
         if helper is None:
             return None
@@ -169,14 +173,14 @@ class Contents:
 
     @functools.cached_property
     def _starts(self) -> list[int]:
-        """The index of each container's first cell."""
+        """Return the index of each container's first cell."""
         pairs = zip(self.containers, self.sizes, strict=True)
         lengths = [2 * n if isinstance(x, dict) else n for x, n in pairs]
         return [*accumulate(lengths, initial=0)][:-1]
 
     @functools.cached_property
     def _values(self) -> bytes:
-        """A byte for each cell, 1 for the value of a dict."""
+        """Return a byte for each cell, 1 for the value of a dict."""
         return b"".join(
             bytes(n) + b"\1" * n if isinstance(x, dict) else bytes(n)
             for x, n in zip(self.containers, self.sizes, strict=True)

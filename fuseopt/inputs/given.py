@@ -1,4 +1,4 @@
-"""Gradients for parameters, assigned to them only where Python code reads them."""
+"""Gradients for parameters, assigned only where Python code reads them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ..errors import FuseoptError
 
 
 class PartMismatch(FuseoptError):
-    """A gradient that its parameter cannot have."""
+    """A gradient has a size or dtype that its parameter does not accept."""
 
 
 class PendingGradients:
     """Gradients for some parameters: `grads[k]` is that of `params[k]`, or None.
 
-    `grads` is None where there are none to assign, or `put` has assigned them. Compiled
-    code reads the list; before any other code reads `param.grad`, `put` is called.
+    `grads` is None if there are none to assign, or if `put` has assigned them. Compiled
+    code reads the list. Call `put` before other code reads `param.grad`.
     """
 
     def __init__(self, params: Sequence[Any] = ()) -> None:
         self.params = params
-        #: by id of a parameter
+        #: the index of each parameter, by its id
         self.places = {id(p): k for k, p in enumerate(params)}
         self.grads: list[Any] | None = None
-        #: may parameters have gradients that `put` gave them?
+        #: True if parameters may have gradients that `put` assigned
         self._were_put = True
 
     def put(self) -> None:
@@ -42,7 +42,7 @@ class PendingGradients:
         self.grads = None
 
     def drop(self) -> None:
-        """Release all gradients, those that were assigned too."""
+        """Release all gradients, including the assigned ones."""
         self.grads = None
         if self._were_put:
             for p in self.params:

@@ -1,4 +1,4 @@
-"""What lanes are alike in: a key for each lane, and why a lane has none."""
+"""Keys of lanes: equal for lanes that are alike. Errors give the reason for no key."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ..errors import FuseoptError
 #: The types of entries in a lane's state besides tensors; 1 and 1.0 are not equal.
 NUMBERS = (int, float, bool, str, type(None))
 PARAM, GRAD = "param", "grad"
-#: (what it is, key of the state)
+#: (PARAM, GRAD or "state", key of the state)
 Role = tuple[str, str]
 KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 class LanesDiffer(FuseoptError):
-    """The step of an optimizer cannot be led by models of its lanes; says why."""
+    """The models of lanes cannot lead a step; the message gives the reason."""
 
 
 class OddValue(LanesDiffer):
-    """A step is not traced while its optimizer holds a value of such a type; `within`:
-    the dict or list that holds it, if that is known.
+    """An optimizer holds a value of an unsupported type, so its step is not traced.
+
+    `within`: the dict or list that holds the value, or None.
     """
 
     def __init__(self, why: str, value: object, within: object = None) -> None:
@@ -33,31 +34,34 @@ class OddValue(LanesDiffer):
 
 
 def only_tensors(params: Any) -> None:
-    """Raise OddValue if anything else is among the parameters of a group."""
+    """Raise OddValue if a parameter of a group is not a tensor."""
     for p in params:
         if not isinstance(p, torch.Tensor):
             raise OddValue(f"a {type(p).__name__} is among the parameters", p, params)
 
 
 def exactly(x: Any) -> tuple[type, str]:
-    """A key of a number that differs for numbers that Python takes for equal."""
+    """Return a key that also differs for numbers that Python finds equal."""
     return type(x), repr(x)
 
 
 def shape_beside(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
-    """A tensor's shape and strides; beside a parameter that has the same, "like" it."""
+    """Return a tensor's shape and strides; "like" if they are those of parameter p."""
     if p is not None and t.shape == p.shape and t.stride() == p.stride():
         return "like", t.dim()
     return t.shape, t.stride()
 
 
 def free_shape(p: torch.Tensor) -> torch.Tensor | None:
-    """A parameter, if elementwise steps treat it like those of other sizes; or None."""
+    """Return a parameter if elementwise steps treat all its sizes alike, else None."""
     return p if p.dim() and p.numel() > 1 and p.is_contiguous() else None
 
 
 def layout_of(t: torch.Tensor, p: torch.Tensor | None) -> tuple[object, ...]:
-    """What a step may ask of a tensor but its contents; see shape_beside."""
+    """Return all that a step may read of a tensor except its contents.
+
+    `p`: as in shape_beside. Raises LanesDiffer for an unsupported tensor.
+    """
     if type(t) not in KINDS:
         raise LanesDiffer(f"a tensor of the step is a {type(t).__name__}")
     if t.layout != torch.strided or t.is_complex() or t.is_quantized:
@@ -76,11 +80,11 @@ def lane_key(
     counters: bool = False,
     has_grad: bool = True,
 ) -> Any:
-    """A key that is equal for lanes that a step cannot tell apart. Raises LanesDiffer.
+    """Return a key that is equal for lanes that a step cannot distinguish.
 
-    `ignore_sizes`: lanes may differ in the size of the parameter, and of tensors of the
-    same size; `counters`: in the integers of their state. `has_grad=False`: as if the
-    parameter had no gradient.
+    `ignore_sizes`: lanes may differ in the size of the parameter, and of tensors of
+    that size. `counters`: they may differ in the integers of their state.
+    `has_grad=False`: ignore the parameter's gradient. Raises LanesDiffer.
     """
     grad = p.grad if has_grad else None
     if odd_gradient(p):

@@ -1,7 +1,7 @@
 """Compare the lanes of an optimizer with those of the last call, all in one C call.
 
-A lane is a parameter and its state, a dict. As a rule only gradients are other objects
-in the next call; to see that in Python costs more than Dynamo's guards would. The
+A lane is a parameter and its state, a dict. Usually only gradients are new objects in
+the next call. Python would take longer to find that than Dynamo's guards take. The
 compiled helper compares the items of lists and dicts by identity, and reads the
 gradients.
 """
@@ -19,13 +19,13 @@ from ..runtime.guards.library import Held, Lanes
 from ..runtime.guards.tensors import TensorGuard, address
 from .given import PendingGradients
 
-#: Dicts whose entries the helper may go through.
+#: Dicts whose entries the helper may iterate over.
 DICTS = (dict, collections.defaultdict)
 _GRAD, _FLAG = "grad", "requires_grad"
 
 
 def _flat(dicts: Sequence[dict[Any, Any] | None]) -> list[Any]:
-    """The entries of dicts: key, value, key, value ..."""
+    """Return the entries of dicts: key, value, key, value ..."""
     return [x for d in dicts for item in (d or {}).items() for x in item]
 
 
@@ -36,9 +36,10 @@ def _ids(objects: Sequence[Any]) -> array[int]:
 class GuardIndexMap(NamedTuple):
     """The indices of lanes' tensors among the tensors of a step.
 
-    `gradients`: of each lane's gradient. `held`: ranges (from, to, from, to ...) of
-    parameters and state. `others`: of the tensors of no lane, in the order of a call.
-    `stand_ins`: of each lane what the step gets for a gradient that it lacks, or None.
+    `gradients`: the index of each lane's gradient. `held`: ranges (from, to, from, to
+    ...) of parameters and state. `others`: the indices of tensors of no lane, in the
+    order of a call. `stand_ins`: for each lane, the step's replacement for a missing
+    gradient, or None.
     """
 
     gradients: array[int]
@@ -50,15 +51,17 @@ class GuardIndexMap(NamedTuple):
 class LaneGuard:
     """A record of lanes, in order: their parameters and states (None: no state).
 
-    `lists`: the parameters of each group; `state`: the optimizer's. `helper`: the
+    `look` returns the lanes' gradients, or None if an object other than a gradient has
+    changed.
+
+    `lists`: the parameters of each group. `state`: the optimizer's state. `helper`: the
     library, built. `kinds`: the two types that a parameter or a gradient may have.
-    `look` returns the lanes' gradients, or None if anything but those is another object
-    than recorded. `tensors`: the guard of a step, whose tensors the look compares as it
-    meets them. `rest`: a record of what else the optimizer holds; `rest_same`: did the
-    last look find that unchanged? `may_lack`: a byte for each lane, 1 if its gradient
-    may come and go; `present`: the same, 1 if it had one in the last look. `counted`:
-    of each lane, the keys of integers in its state that may change; `counters`: these
-    of the last look, lane by lane.
+    `tensors`: the guard of a step; the look compares the guard's tensors as it reads
+    them. `rest`: a record of all else that the optimizer holds. `rest_same`: True if
+    the last look found `rest` unchanged. `may_lack`: a byte for each lane, 1 if its
+    gradient may come and go. `present`: a byte for each lane, 1 if the last look found
+    a gradient. `counted`: for each lane, the keys of integers in its state that may
+    change. `counters`: these integers in the last look, lane by lane.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class LaneGuard:
         may_lack: bytes | None = None,
         counted: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        # kept alive: another object at one of these addresses would pass for the first
+        # kept alive: a new object at one of these addresses would pass for the old one
         objects = [
             list(params),
             list(states),
@@ -91,7 +94,7 @@ class LaneGuard:
         for i, (_, is_counter) in enumerate(keys):
             if is_counter:
                 at[2][2 * i + 1] = 0
-        #: see the class; the helper writes it
+        #: described at the class; the helper writes it
         self.counters: list[Any] = [
             value
             for state, counters in zip(states, of_lane, strict=True)
@@ -158,9 +161,10 @@ class LaneGuard:
         self._call: Callable[..., int] = call
 
     def compare_with(self, tensors: TensorGuard, meeting: GuardIndexMap) -> None:
-        """Compare the tensors of a step in each look from now on, if the last look of
-        its guard compared all of them. This guard keeps alive what lanes hold; the
-        caller keeps the other tensors.
+        """Compare the tensors of a step in each look from now on.
+
+        The last look of the step's guard must have compared all of them. This guard
+        keeps alive what lanes hold; the caller keeps the other tensors alive.
         """
         struct = self._struct
         self.tensors = struct.known = None
@@ -175,7 +179,7 @@ class LaneGuard:
         self.tensors, self._meeting = tensors, meeting
 
     def compare_no_more(self) -> None:
-        """Compare no tensors of a step from now on."""
+        """Stop comparing the tensors of a step."""
         self.tensors = self._struct.known = None
 
     def look(
@@ -185,9 +189,11 @@ class LaneGuard:
         state: Any,
         given: PendingGradients | None = None,
     ) -> list[Any] | None:
-        """The gradients of all lanes, or None; see the class. `attributes`: the
-        optimizer's. `given`: gradients that take the place of its parameters' own; then
-        None as well where not all tensors are compared.
+        """Return the gradients of all lanes, or None; see the class.
+
+        `attributes`: those of the optimizer. `given`: gradients that replace those of
+        its parameters. With them, the result is also None unless all tensors are
+        compared.
         """
         if type(state) not in DICTS or len(lists) != self._struct.lists:
             return None
@@ -213,7 +219,7 @@ class LaneGuard:
         return None if verdict == 1 else grads
 
     def _take(self, given: PendingGradients) -> None:
-        """Tell the helper the index of each lane's gradient among the given ones."""
+        """Give the helper the index of each lane's gradient among the given ones."""
         places = array("q", [given.places.get(id(p), -1) for p in self._keep[0][0]])
         self._struct.given = address(places)
         self._given, self._places = given, places

@@ -1,7 +1,7 @@
 """The lanes of an optimizer: its parameters, each with its gradient and its state.
 
-`Lanes(optimizer)` groups them into kinds: lanes that a step can tell apart only by the
-contents of tensors.
+`Lanes(optimizer)` groups them into kinds. A step can distinguish the lanes of one kind
+only by the contents of tensors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .keys import GRAD, PARAM, LanesDiffer, OddValue, Role, lane_key, only_tenso
 class Kind:
     """Lanes that are alike, by lane number; `key`: their common `lane_key`.
 
-    `keys`: those of their state; of these `tensors`: the keys of tensors, `counters`:
-    of integers in which lanes may differ, `numbers`: other entries, with their values.
-    `flag`: `requires_grad`. `model`: the number of the model that stands for them while
-    the step is traced.
+    `keys`: the keys of their state. Among these, `tensors` are the keys of tensors, and
+    `counters` those of integers in which lanes may differ. `numbers` has the other
+    entries, with their values. `flag`: `requires_grad`. `model`: the number of the
+    model that replaces the lanes while Dynamo traces the step.
     """
 
     key: Any
@@ -42,9 +42,9 @@ class Kind:
 class Lanes:
     """All lanes of an optimizer, and their kinds. See the module.
 
-    `params[i]` is the parameter of lane i, `groups[i]` the number of its group,
-    `states[i]` its state, None while it has none. `ignore_sizes`: lanes of other sizes
-    are alike as well; `counters`: and those with other integers in their state.
+    `params[i]` is the parameter of lane i, and `groups[i]` the number of its group.
+    `states[i]` is its state, or None. `ignore_sizes`: lanes of different sizes are
+    alike too. `counters`: lanes with different integers in their state are alike too.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Lanes:
         self._holders = list(optimizer.state)
         self._held = list(optimizer.state.values())
         every = self.tensors(range(len(self.params)))
-        #: by identity, the tensors that are no gradients
+        #: the ids of all tensors except gradients
         self.owned = {id(t) for (_, (role, _)), t in every.items() if role != GRAD}
-        #: lanes that differ from these in which of them have a gradient, all of which
-        #: have one there, and of these the ones that have one here; see presence
+        #: The same lanes, all with a gradient, and a byte for each lane: 1 if it has a
+        #: gradient here. See presence.
         self.home: Lanes | None = None
         self.present = b""
-        #: of a home: returns the trace that ran the last lanes of it, or None
+        #: for a home: returns the trace that ran its last lanes, or None
         self.led_by: Callable[[], Any] = lambda: None
         if len({*map(id, every.values())}) < len(every):
             raise LanesDiffer("lanes share a tensor")
@@ -111,7 +111,7 @@ class Lanes:
         )
 
     def tensors(self, lanes: Sequence[int]) -> dict[tuple[int, Role], torch.Tensor]:
-        """The tensors of some lanes, by lane and role."""
+        """Return the tensors of some lanes, by lane and role."""
         tensors: dict[tuple[int, Role], torch.Tensor] = {}
         for i in lanes:
             p = self.params[i]
@@ -131,7 +131,7 @@ class Lanes:
         for params, now in zip(self.lists, lists, strict=True):
             if len(now) != len(params) or not all(map(is_, now, params)):
                 return False
-        # no key is looked up: a tensor's hash is a call of Python
+        # by identity, without lookups: a tensor's hash is a call of Python
         states = optimizer.state
         return (
             len(states) == len(self._held)
@@ -142,7 +142,7 @@ class Lanes:
     def holds_as(self, other: Lanes, some: bool = False) -> bool:
         """Do two Lanes have the same parameters and the same state dicts?
 
-        `some`: compare only the states of parameters that both have.
+        `some`: compare only the states of common parameters.
         """
         if some:
             mine = dict(zip(map(id, self.params), self.states, strict=True))
@@ -160,28 +160,30 @@ class Lanes:
         return any(len(of_a_kind) > 1 for of_a_kind in sizes)
 
     def grouping(self) -> list[Any]:
-        """Each group's parameters, by identity; each kind's lanes, and its tensors."""
+        """Return each group's parameters, by identity, and each kind's lanes and
+        tensors.
+        """
         keys = [(*k.key[:4], [x for x in k.key[4] if len(x) > 3]) for k in self.kinds]
         return [self.lists_of(), [kind.lanes for kind in self.kinds], keys]
 
     @property
     def unmade(self) -> bool:
-        """Has a lane a gradient, and no state?"""
+        """Does a lane have a gradient, but no state?"""
         return any(kind.has_grad and not kind.has_state for kind in self.kinds)
 
     def lists_of(self) -> list[list[int]]:
-        """The parameters of each group, by identity."""
+        """Return the parameters of each group, by identity."""
         return [list(map(id, params)) for params in self.lists]
 
     def of_these_kinds(self, kinds: Iterable[Kind]) -> Lanes:
-        """The same lanes, but for which of them are alike."""
+        """Return the same lanes, grouped into these kinds."""
         found = copy.copy(self)
         found.kinds = sorted(kinds, key=lambda kind: kind.lanes[0])
         found.home, found.present = None, b""
         return found
 
     def kind_numbers(self) -> list[int]:
-        """The number of each lane's kind."""
+        """Return the number of each lane's kind."""
         numbers = [0] * len(self.params)
         for k, kind in enumerate(self.kinds):
             for i in kind.lanes:

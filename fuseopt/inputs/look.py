@@ -1,7 +1,7 @@
 """Find the lanes of a call among those of the last calls, and their tensors.
 
-Of lanes that are known, `Look` compares which objects they hold. From the second call
-on the compiled helper does it in one pass, and compares the tensors on the way.
+`Look` compares the objects that recorded lanes hold. From the second call on, the
+compiled helper does so in one pass, and compares the tensors too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NONE: Mapping[Any, Any] = MappingProxyType({})
 class Found:
     """The tensors of all lanes in a call, in the order of `places`.
 
-    `guard`: the guard that compared all but the gradients, None if Python did. `grads`:
-    the gradients; `late`: (index among the tensors, index in `grads`) of each.
-    `compared`: the guard of the step whose tensors were compared in the same pass; set
-    to None when the step takes the result. `rest_same`: is all else that the optimizer
-    holds known to be unchanged? `counters`: values, in the order of `counter_places`.
-    `numbers`: by kind, the other numbers in the state. `present`: a byte for each lane,
-    1 if it has a gradient; in the order of Look.order. Lanes that lack theirs have None
-    among the tensors.
+    `guard`: the guard that compared all but the gradients; None if Python compared
+    them. `grads`: the gradients. `late`: for each gradient, its index among the tensors
+    and its index in `grads`. `compared`: the guard of the step whose tensors the same
+    pass compared. The step sets it to None when it takes the result. `rest_same`: True
+    if the pass found all else that the optimizer holds unchanged. `counters`: values,
+    in the order of `counter_places`. `numbers`: by kind, the other numbers in the
+    state. `present`: a byte for each lane in the order of Look.order, 1 if it has a
+    gradient. The tensors have None for a missing gradient.
     """
 
     compared: TensorGuard | None = None
@@ -58,12 +58,12 @@ class Found:
             self.compared, self.rest_same = guard.tensors, guard.rest_same
 
     def tensor(self, place: int) -> Any:
-        """One of them."""
+        """Return the tensor at one place."""
         t = self._tensors[place]
         return self.tensors()[place] if t is None else t
 
     def tensors(self) -> list[Any]:
-        """All of them."""
+        """Return all tensors."""
         if not self.late:
             return self._tensors
         tensors = self._tensors.copy()
@@ -75,9 +75,10 @@ class Found:
 class Look:
     """Compares the objects of a call's lanes with those of some `lanes`.
 
-    `may_lack`: may a lane that has a gradient there have none? Then `lanes` are `home`
-    of all that are found. `young`: another call is to find the same lanes before the
-    helper is used. `replaced`: have lanes been given other objects since it is?
+    `may_lack`: True if gradients of `lanes` may be missing. Then `lanes` are the `home`
+    of all lanes that are found. `young`: True if the helper waits until a second call
+    finds the same lanes. `replaced`: True if lanes have received new objects since the
+    helper came into use.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Look:
         self._counted = [kind.counters for kind in kinds]
         self._guard: LaneGuard | None = None
         self._young = young
-        self._steady = True  # have only gradients been replaced so far?
-        self._found: list[Any] = []  # the tensors of the guard, None for gradients
+        self._steady = True  # True while only gradients are new
+        self._found: list[Any] = []  # the guard's tensors, None for gradients
         self._late: list[tuple[int, int]] = []
         self.replaced = False
         self._last = lanes
@@ -106,7 +107,7 @@ class Look:
         self._guard = None
 
     def lanes_of(self, present: bytes) -> Lanes:
-        """The lanes that were found: those that have a gradient now."""
+        """Return the lanes that were found; `present`: as in Found."""
         if not self.may_lack:
             return self.lanes
         if self._last.present != present:
@@ -120,11 +121,10 @@ class Look:
         helper: ctypes.PyDLL | None = None,
         given: PendingGradients | None = None,
     ) -> Found | None:
-        """The tensors of all lanes, if all but gradients are the same objects, else
-        None.
+        """Return the tensors of all lanes, or None if an object but a gradient is new.
 
-        Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients that
-        lanes do not have yet; they are assigned before Python looks.
+        Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients not
+        yet assigned to parameters; assigned before Python compares.
         """
         lists = [group["params"] for group in optimizer.param_groups]
         guard = self._guard
@@ -152,7 +152,7 @@ class Look:
         if found is None:
             return None
         if was_guarded:
-            # a step that gives lanes other objects each time would be guarded anew
+            # a step that replaces the objects of lanes each time would need a new guard
             # at each call
             self._steady, self.replaced = False, True
         if helper is not None and self._steady and not self._young:
@@ -167,7 +167,7 @@ class Look:
         state: dict[Any, Any],
         rest: Held,
     ) -> None:
-        """Use the helper from now on, if there are no numbers to be compared."""
+        """Use the helper from now on, unless there are numbers to compare."""
         lanes = self.lanes
         if any(kind.numbers for kind in lanes.kinds):
             return
@@ -184,13 +184,13 @@ class Look:
                 self._late += zip(
                     range(first, first + n), range(lane, lane + n), strict=True
                 )
-                # no gradient is kept alive
+                # do not keep gradients alive
                 self._found[first : first + n] = [None] * n
             place += n * (1 + kind.has_grad + len(kind.tensors))
             lane += n
 
     def _look_closely(self, grads: list[Any], there: bytes) -> Found | None:
-        """The part of `look` after the lists of parameters and states were compared."""
+        """Do the part of `look` after the comparison of parameters and states."""
         if list(map(_FLAG, self._params)) != self._flags:
             return None
         tensors: list[Any] = []
@@ -216,7 +216,7 @@ class Look:
             except KeyError:
                 return None
             for values in numbers:
-                # they may have changed, to equal numbers in all lanes
+                # all lanes may have changed to equal numbers
                 if all(map(is_, values, repeat(values[0]))):
                     continue
                 if len(set(map(exactly, values))) > 1:
@@ -240,8 +240,8 @@ class Look:
 class Recent:
     """The lanes of the last calls, the latest last.
 
-    `helper`: the library of the guards, once it is there. `apart`: may other calls be
-    of other parameters?
+    `helper`: the library of the guards, once it is built. `apart`: True if different
+    calls may have different parameters.
     """
 
     helper: ctypes.PyDLL | None = None
@@ -260,9 +260,10 @@ class Recent:
             look.forget()
 
     def take(self, lanes: Lanes, most: int, young: bool) -> None:
-        """Add lanes, and keep `most` in all (at least 2): only those with the same
-        parameters and states, or, with `apart`, the same states of common parameters.
-        `young`: see Look.
+        """Add lanes to the record, which keeps at most `most` (at least 2).
+
+        It keeps those with the same parameters and states. With `apart`, it keeps those
+        with the same states of common parameters. `young`: see Look.
         """
         compatible = [x for x in self.every if x.lanes.holds_as(lanes, self.apart)]
         self.every = [*compatible[1 - most :], Look(lanes, young=young)]
@@ -273,8 +274,10 @@ class Recent:
         self.every.append(Look(home, may_lack=True))
 
     def _apart_from(self, look: Look) -> list[Look]:
-        """Those of other parameters, with `apart`. The rest keep objects alive that
-        were replaced, or are found in the same home.
+        """Return the records of different parameters, with `apart`.
+
+        The other records keep replaced objects alive, or their lanes have the same
+        home.
         """
         others = self.every if self.apart else []
         return [x for x in others if x.first is not look.first]
@@ -285,8 +288,9 @@ class Recent:
         rest: Held,
         given: PendingGradients | None,
     ) -> tuple[Lanes, Found] | None:
-        """The lanes among these that the optimizer still has, and their tensors; None
-        if there are none. The arguments are those of Look.look.
+        """Return the lanes that the optimizer still has, and their tensors, or None.
+
+        The arguments are those of Look.look.
         """
         several = len(self.every) > 1
         lists = (group["params"] for group in optimizer.param_groups)
@@ -307,12 +311,12 @@ class Recent:
 
 
 def order_of(lanes: Lanes) -> list[int]:
-    """The lanes in the order in which a Look compares them."""
+    """Return the lanes in the order in which a Look compares them."""
     return [i for kind in lanes.kinds for i in kind.lanes]
 
 
 def places(lanes: Lanes) -> list[tuple[int, Role]]:
-    """Lane and role of each tensor that a Look finds."""
+    """Return lane and role of each tensor that a Look finds."""
     every: list[tuple[int, Role]] = []
     for kind in lanes.kinds:
         every.extend((i, (PARAM, "")) for i in kind.lanes)
@@ -324,7 +328,7 @@ def places(lanes: Lanes) -> list[tuple[int, Role]]:
 
 
 def counter_places(lanes: Lanes) -> list[tuple[int, str]]:
-    """Lane and key of each counter that a Look finds."""
+    """Return lane and key of each counter that a Look finds."""
     return [(i, key) for x in lanes.kinds for i in x.lanes for key in x.counters]
 
 

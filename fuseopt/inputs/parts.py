@@ -1,9 +1,9 @@
-"""Compare an optimizer of DTensors with the last call, when its local parts were read.
+"""Compare an optimizer of DTensors with the last call that read its local parts.
 
-As a rule only gradients are other objects, with the same specs. One call of the
-compiled helper compares the local part and the spec of each DTensor by identity and the
-memory of the parts by address, and reads the parts of the gradients. Python does the
-same where the helper cannot.
+Usually only gradients are new objects, with the same specs. One call of the compiled
+helper compares the local part and the spec of each DTensor by identity. It compares the
+memory of the parts by address, and reads the parts of the gradients. Python compares
+all of these where the helper cannot.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from .contents import Contents
 
 _FLAG = attrgetter("requires_grad")
 _VERSION = attrgetter("_version")
-#: Results of a look: something else than gradients changed; gradients alone did; the
+#: Results of a look: a change besides gradients; a change of gradients alone; the
 #: helper cannot compare.
 OTHER, GRADIENTS, UNASKED = 1, 2, 3
 
 
 class Watch:
-    """The contents of an optimizer and its DTensors, to be compared later.
+    """A record of the contents of an optimizer and of its DTensors.
 
-    `pairs`: its attributes and each of its groups, with those of the local optimizer,
-    to which changed numbers are copied. `tables`, `lists`: the dicts of its state, and
-    its lists. `whole`: its parameters that are DTensors; `state_dtensors`: those in its
-    state. `local_params`: the local optimizer's parameter for each of `whole`.
+    `pairs`: the optimizer's attributes and each of its groups, each with that of the
+    local optimizer, to which this copies changed numbers. `tables`, `lists`: the dicts
+    of the state, and its lists. `whole`: the parameters that are DTensors.
+    `state_dtensors`: the DTensors in the state. `local_params`: the local optimizer's
+    parameter for each of `whole`.
 
-    In one step, `look` is called first; if it returns None, `same` and `begin`; at the
-    end `count_up`, which increases the versions of parameters that were changed.
+    A step calls `look` first. If that returns None, it calls `same` and `begin`. At the
+    end it calls `count_up`, which increases the versions of changed parameters.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Watch:
         self._at = [*map(torch.Tensor.data_ptr, self._locals)]
         self._flags = [*map(_FLAG, whole)]
         self._guard: PartGuard | None = None
-        self._guarded = False  # was one made?
-        self._versions: list[int] = []  # before the step; none if the guard has them
+        self._guarded = False  # True once a guard was made
+        self._versions: list[int] = []  # before the step; [] if the guard has them
 
     def look(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
-        """The local parts of all gradients if compiled code finds no changes except
-        numbers; else None. `helper`: the library of the guards.
+        """Return the local parts of all gradients, or None.
+
+        Returns None unless compiled code finds no change except numbers. `helper`: the
+        library of the guards.
         """
         if self._guard is None or not self._follow(helper):
             return None
@@ -76,8 +79,9 @@ class Watch:
         return grads
 
     def _follow(self, helper: ctypes.PyDLL | None) -> bool:
-        """Are the attributes and groups unchanged except for numbers? These are copied
-        to the local optimizer.
+        """Are the attributes and groups unchanged except for numbers?
+
+        Copies these numbers to the local optimizer.
         """
         found = self._plain.compare(helper)
         if found.change is Change.NUMBERS:
@@ -88,7 +92,7 @@ class Watch:
         return found.change is not Change.STRUCTURE
 
     def same(self, helper: ctypes.PyDLL | None) -> bool:
-        """Is all unchanged except numbers? In Python, after `look` returned None."""
+        """Is all unchanged except numbers? Compares in Python, after `look`."""
         change = None if self._guard is None else self._guard.found
         if not self._follow(helper):
             return False
@@ -110,7 +114,7 @@ class Watch:
         return same
 
     def begin(self, specs: Sequence[Any]) -> None:
-        """Begin a step for which `look` returned None; `specs`: of its gradients."""
+        """Begin a step after `look` returned None; `specs`: those of its gradients."""
         self._versions = [*map(_VERSION, self._local_params)]
         if self._guard is not None:
             self._guard.expect(specs)
@@ -129,10 +133,11 @@ class Watch:
 class PartGuard:
     """A record of DTensors, and of the dicts and lists that hold them.
 
-    `wholes`: the DTensors, parameters first; `heres`: the tensor that is stepped in
-    place of each parameter. `expect(specs)` sets the specs that gradients must have, by
-    identity. `look()` returns the parts of gradients, None for a parameter without one;
-    or None, and `found` says why. `versions`: of `heres`, before the step.
+    `wholes`: the DTensors, parameters first. `heres`: the tensor that is stepped in
+    place of each parameter. `versions`: those of `heres` before the step.
+    `expect(specs)` sets the specs that gradients must have, by identity. `look()`
+    returns the parts of gradients, with None for a parameter without one. If it returns
+    None, `found` has the result.
     """
 
     def __init__(
@@ -161,7 +166,7 @@ class PartGuard:
         flags = array("q", [p.requires_grad for p in wholes[:n]])
         self.versions = array("q", bytes(8 * n))
         grads = array("Q", bytes(8 * n))
-        # kept alive: another object at one of these addresses would pass for the first
+        # kept alive: a new object at one of these addresses would pass for the old one
         self._keep = wholes, locals_, specs, heres, held, kinds
         at = array("Q", bytes(16 * (len(wholes) - n)))
         self._arrays = lists, flags, tensors, grads, at
@@ -204,18 +209,19 @@ class PartGuard:
         return self._call is not None
 
     def expect(self, specs: Sequence[Any]) -> None:
-        """Let `look` take gradients with these specs, one of each parameter."""
+        """Let `look` accept gradients with these specs, one for each parameter."""
         self._spreads = specs
         self._specs[:] = array("Q", map(id, specs))
 
     def look(self) -> list[Any] | None:
-        """See the class."""
+        """Return the parts of gradients, or None; see the class."""
         grads = self._none.copy()
         self.found = self._call(self._where, grads)
         return None if self.found else grads
 
     def bump(self) -> bool:
-        """Count up the versions of parameters whose parts have changed since the last
-        look; False if that cannot be done.
+        """Increase the versions of parameters whose parts changed since the last look.
+
+        Returns False if the helper cannot do it.
         """
         return not self._bump(self._where)

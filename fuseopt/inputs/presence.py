@@ -1,10 +1,10 @@
-"""Lanes that are as they were, but for which of them have a gradient.
+"""Lanes that differ from recorded ones only in which of them have a gradient.
 
-Nothing but the gradients that came is looked at closely: that the rest has the metadata
-that it had, the guard of a plan compares.
+This module reads only the gradients that appeared. The guard of a plan compares the
+metadata of all other tensors.
 
-Lanes whose gradients come and go have a *home*: the same lanes, all of which have one.
-Which of them have one in a call is a byte for each.
+Lanes whose gradients come and go have a *home*: the same lanes, all with a gradient. A
+byte for each lane records which of them have a gradient in a call.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from .lanes import Kind, Lanes
 def with_these_gradients(
     lanes: Lanes | None, optimizer: Any, ignore_sizes: bool, counters: bool
 ) -> Lanes | None:
-    """The lanes of a call, whose kinds follow from those of an earlier one; None where
-    more than gradients came or went. `ignore_sizes`, `counters`: as in Lanes.
+    """Return the lanes of a call, with kinds derived from those of an earlier call.
+
+    Returns None if more than the presence of gradients changed. `ignore_sizes`,
+    `counters`: as in Lanes.
     """
     if lanes is None or (lanes.ignore_sizes, lanes.counters) != (
         ignore_sizes,
@@ -58,8 +60,10 @@ def with_these_gradients(
 
 
 def widened(lanes: Lanes, wide: Mapping[Any, Sequence[int]]) -> Lanes:
-    """The home of some lanes. `wide`: by the key of each kind with gradients, all lanes
-    that may come to be of it.
+    """Return the home of some lanes.
+
+    `wide`: by the key of each kind with gradients, all lanes that a change of gradients
+    may move to that kind.
     """
     made = _Kinds()
     moved = False
@@ -81,7 +85,10 @@ def widened(lanes: Lanes, wide: Mapping[Any, Sequence[int]]) -> Lanes:
 
 
 def narrowed(home: Lanes, present: bytes) -> Lanes:
-    """Of lanes those that have a gradient now. `present`: as in Found."""
+    """Return the lanes of a home, grouped by the gradients that are present now.
+
+    `present`: as in Found.
+    """
     if present == home.present:
         return home
     made = _Kinds()
@@ -107,8 +114,10 @@ class _Kinds:
         self.every: dict[Any, Kind] = {}
 
     def add(self, like: Kind, lanes: Sequence[int], key: Any) -> None:
-        """Add lanes to the kind with this key, which is like another one but for a
-        gradient. It has no model yet.
+        """Add lanes to the kind with this key, which may differ from `like` in its
+        gradient.
+
+        A new kind has no model yet.
         """
         if not lanes:
             return
@@ -123,10 +132,10 @@ class _Kinds:
 
 
 def alike_but_for_the_gradient(one: Any, other: Any) -> bool:
-    """May lanes of the kind with one key come to be of the kind with another?"""
+    """Do two keys of kinds differ at most in the gradient?"""
     return bool((*one[:2], *one[3:]) == (*other[:2], *other[3:]))
 
 
 def _with_gradient(key: Any, grad: Any) -> Any:
-    """The key of a kind with such a gradient, False for none."""
+    """Return the key of a kind with this gradient, False for none."""
     return (*key[:2], grad, *key[3:])

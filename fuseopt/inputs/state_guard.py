@@ -1,8 +1,8 @@
 """Compare what an optimizer holds besides its lanes with the last call.
 
-A step may depend on any attribute or option, and Dynamo guards only what the models'
-step reads. In most calls all objects are those of the last one. A schedule puts other
-numbers in the same places, and a graph may take these as inputs.
+A step may depend on any attribute or option, and Dynamo guards only those that the
+models' step reads. In most calls all objects are those of the last call. A schedule
+replaces numbers at the same places, and a graph may take these as inputs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from .contents import Contents, containers_within, moves
 from .keys import OddValue
 from .values import holdings, own_attributes
 
-#: An attribute by name; of a group by number and key; of a tuple there, by index.
+#: The name of an attribute, or (group number, key), or (one of these, index in a
+#: tuple).
 Place = Any
 
 
 def _items(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
-    """A value by its place; the items of a tuple by theirs."""
+    """Yield a value with its place; for a tuple, its items with their places."""
     if type(value) is not tuple:
         yield place, value
         return
@@ -37,19 +38,20 @@ def _items(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
 class StateGuard:
     """A record of what an optimizer holds; `look(optimizer)` updates it.
 
-    `epoch` increases with each change, `count` with each that is not of numbers alone;
-    `moved`: the places of numbers that changed since then. `struct`: the record for the
-    compiled helper, which says in its pass over the lanes whether a look is needed.
+    `epoch` increases with each change, `count` with each change that is not of numbers
+    alone. `moved`: the places of numbers that changed since `count` increased.
+    `struct`: the record for the compiled helper, whose pass over the lanes reports
+    whether a look is needed.
     """
 
     def __init__(self) -> None:
         self.count = self.epoch = 0
         self.moved: set[Place] = set()
         self.struct = Held()
-        #: the attributes, the groups and their list; None: nothing is recorded
+        #: the attributes, the groups and their list; None without a record
         self._roots: list[Any] | None = None
         self._contents = Contents()
-        self._places: list[Place] = []  # of attributes and of groups' values, else None
+        self._places: list[Place] = []  # those of attributes and options, else None
         self._held: dict[Place, Any] = {}
 
     def forget(self) -> None:
@@ -75,13 +77,13 @@ class StateGuard:
         return Difference(Change.STRUCTURE, "the optimizer holds another object")
 
     def _follow(self, cells: list[Any], changed: Sequence[int]) -> bool:
-        """Take over numbers that replaced numbers; False if anything else changed."""
+        """Record numbers that replaced numbers; return False for any other change."""
         moved: dict[Place, Any] = {}
         for i in changed:
             x, former = cells[i], self._contents.cells[i]
             place = self._places[i] if i < len(self._places) else None
             if place is None or [*containers_within((former, x))]:
-                return False  # what they hold is recorded too
+                return False  # their contents are recorded too
             before, after = dict(_items(place, former)), dict(_items(place, x))
             if before.keys() != after.keys():
                 return False
@@ -129,5 +131,5 @@ class StateGuard:
         self._roots = roots
 
     def held(self, moving: frozenset[Place]) -> list[Any]:
-        """What the optimizer holds, without the numbers that are a graph's inputs."""
+        """Return what the optimizer holds, except numbers that are a graph's inputs."""
         return [item for item in self._held.items() if item[0] not in moving]

@@ -1,7 +1,7 @@
-"""Compare the options of a tail's call with those of the last one.
+"""Compare the options of a tail's call with those of the last call.
 
-They are compared by identity, so that a call which changes only gradients checks no
-number again and makes no list of parameters.
+They are compared by identity. So a call that changes only gradients checks no number
+again and makes no list of parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from .. import compat
 from .change import SAME, Change, Difference
 
-#: The attributes of a tail that may be set between calls, without the decays.
+#: Attributes of a tail that a user may set between calls, without the decays.
 SET = (
     "clip_grad_norm",
     "clip_grad_value",
@@ -40,7 +40,7 @@ RESCALED = Difference(Change.STRUCTURE, "the scaler is in another state")
 class Steady:
     """The options of a call (see `asked_of`) and its `content` (see `TailInputs`).
 
-    `strangers`: parameters of no optimizer, whose gradients are None.
+    `strangers`: parameters without an optimizer, whose gradients are None.
     """
 
     def __init__(
@@ -58,8 +58,10 @@ class Steady:
         self._asked = asked
 
     def compare(self, tail: Any, average: bool) -> Difference:
-        """SAME, or STRUCTURE: compares the options of the next call, and looks for
-        hooks and modes around its steps. The optimizers' tensors are not compared.
+        """Compare the options of the next call; return SAME or STRUCTURE.
+
+        Looks for hooks and modes around the steps too. Does not compare the optimizers'
+        tensors.
         """
         options, last_options = asked_of(tail), self._asked
         if average is not self.average or len(options) != len(last_options):
@@ -86,7 +88,7 @@ class Steady:
 
 
 def asked_of(tail: Any) -> list[Any]:
-    """The options of a tail, its optimizers, and their steps."""
+    """Return the options of a tail, its optimizers, and their steps."""
     options = [*_SET(tail), *tail.decays]
     for optimizer in tail.optimizers:
         options += (optimizer, *steps_of(optimizer))
@@ -94,16 +96,16 @@ def asked_of(tail: Any) -> list[Any]:
 
 
 def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
-    """The objects in which `optimizer.step` is looked up: the optimizer's attribute or
-    None, and that of its class. They are others if somebody has replaced the step.
+    """Return the two objects that `optimizer.step` may come from.
+
+    They are the optimizer's own attribute, or None, and that of its class. They change
+    if a user replaces the step.
     """
     return vars(optimizer).get("step"), type(optimizer).step
 
 
 def may_last(content: Mapping[str, Any], options: Iterable[Any]) -> bool:
-    """Can the next call use the same content, as long as its options are the same
-    objects?
-    """
+    """Can the next call use the same content while its options are the same objects?"""
     needs_update = content["models"] or content["objects"]
     if needs_update or any(found is not None for found in content["founds"]):
         return False
@@ -113,20 +115,18 @@ def may_last(content: Mapping[str, Any], options: Iterable[Any]) -> bool:
 
 
 def _may_change(option: Any) -> bool:
-    """May the same object stand for another number, list or tensor in the next call?"""
+    """Can the same object be a different number, list or tensor in the next call?"""
     if isinstance(option, torch.Tensor):
         return (
             option.dim() > 0
-        )  # `content` has a view, which other memory leaves behind
+        )  # `content` has a view, which does not follow a new storage
     if isinstance(option, Number):
         return False
     return isinstance(option, list) or hasattr(type(option), "__float__")
 
 
 def _is_undisturbed(optimizer: Optimizer) -> bool:
-    """Are there no hooks, modes or profilers around a step, and is it not
-    differentiable?
-    """
+    """Is a step without hooks, modes and profilers, and not differentiable?"""
     return compat.undisturbed(optimizer) and not optimizer.defaults.get(
         "differentiable"
     )

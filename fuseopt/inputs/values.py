@@ -1,4 +1,4 @@
-"""Turn what an optimizer holds into data that can be compared."""
+"""Convert what an optimizer holds to comparable data."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch.optim import Optimizer
 from ..compiler.code_paths import PLAIN
 from .keys import OddValue
 
-#: Attributes that the step's own function does not see.
+#: Attributes that the function of a step does not read.
 OUTSIDE = frozenset({"state", "param_groups", "step"})
 
 
 def is_hooks(name: str) -> bool:
-    """Is this the name of an attribute in which torch keeps hooks?"""
+    """Is this the name of an attribute in which torch stores hooks?"""
     return name.endswith("_hooks")
 
 
 def holdings(
     x: Any, tensor: Callable[[torch.Tensor], Any], seen: frozenset[int] = frozenset()
 ) -> Any:
-    """The contents of a Python value as data that can be compared.
+    """Return the contents of a Python value as comparable data.
 
     `tensor(t)` returns the data of a tensor. Raises OddValue for values that are not
     plain data.
@@ -52,7 +52,7 @@ def holdings(
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """The attributes of an optimizer that a step may see, besides its lanes."""
+    """Return the attributes of an optimizer that a step may read, besides its lanes."""
     return {
         k: v for k, v in vars(optimizer).items() if k not in OUTSIDE and not is_hooks(k)
     }

@@ -1,5 +1,5 @@
 """One line for each trainer: a module for each package, which its user has.
 
-Nothing of fuseopt imports these modules, and none imports its package before it is
+No other module of fuseopt imports these. Each imports its package only when it is
 imported itself.
 """

@@ -1,4 +1,4 @@
-"""accelerate: compile what `prepare` has wrapped, and clip in two launches."""
+"""accelerate: compile the optimizer that `prepare` wrapped; clip in two launches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from ..errors import UnsupportedInput
 from ..isolate.compile import compile
 from ..tails.clip import clip_grad_norm_
 
-#: Where accelerate's own clip is torch's function, and nothing else.
+#: The types for which accelerate's clip is torch's function, and nothing else.
 PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def compile_prepared(optimizer: Any, **options: Any) -> Optimizer:
-    """Compile the step of an optimizer, within accelerate's wrapper or without one;
-    returns the optimizer within.
+    """Compile the step of an optimizer, within accelerate's wrapper or without one.
 
-    Raises UnsupportedInput where a scaler is in use: the wrapper has then taken the
-    step that the optimizer had when it was prepared.
+    Returns the inner optimizer. Raises UnsupportedInput if a scaler is in use, because
+    the wrapper then keeps the step from before `prepare`.
     """
     inner = optimizer
     while isinstance(inner, AcceleratedOptimizer):
@@ -37,11 +36,11 @@ def compile_prepared(optimizer: Any, **options: Any) -> Optimizer:
 
 
 def clip_by(accelerator: Accelerator) -> Accelerator:
-    """Let `accelerator.clip_grad_norm_` take two launches; returns the accelerator.
+    """Let `accelerator.clip_grad_norm_` take two launches; return the accelerator.
 
-    The norm is returned as before, gradients are unscaled before, and steps that a
-    scaler skips are skipped. Where accelerate clips in another way (FSDP, DeepSpeed,
-    XLA) it still does.
+    As before, it returns the norm, unscales gradients first, and respects steps that a
+    scaler skips. Where accelerate clips in another way (FSDP, DeepSpeed, XLA) it still
+    does.
     """
     plain = accelerator.clip_grad_norm_
 

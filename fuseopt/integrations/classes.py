@@ -1,4 +1,4 @@
-"""Classes and functions for whatever makes an optimizer itself: a trainer, a config.
+"""Classes and functions for code that makes an optimizer itself: a trainer, a config.
 
 compiled(AdamW)                        takes the place of the class
 make(params, cls="torch.optim.AdamW")  for configs that name a function by its path
@@ -20,12 +20,12 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 def compiled(cls: type[AnyOptimizer], **options: Any) -> type[AnyOptimizer]:
-    """A class that takes the place of `cls` where a class is asked for.
+    """Return a class to pass in place of `cls`.
 
-    What it makes is an object of `cls` itself, with a compiled step: its name, its
-    checkpoints and its pickles are those of a plain one. `options`: of
-    `fuseopt.compile`, checked when an optimizer is made. Raises NotAnOptimizer for what
-    is no class of optimizers.
+    A call of it makes an object of `cls` itself, with a compiled step. So names,
+    checkpoints and pickles are those of a plain optimizer. `options`: those of
+    `fuseopt.compile`, checked when an optimizer is made. Raises NotAnOptimizer unless
+    `cls` is a class of optimizers.
     """
     candidate: Any = cls
     if not (isinstance(candidate, type) and issubclass(candidate, Optimizer)):
@@ -47,11 +47,12 @@ def compiled(cls: type[AnyOptimizer], **options: Any) -> type[AnyOptimizer]:
 def make(
     params: Any, cls: str, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Optimizer:
-    """An optimizer with a compiled step; `cls`: the path of its class.
+    """Make an optimizer with a compiled step; `cls`: the path of its class.
 
-    For configs that name a function by its path and give it arguments. `kwargs`: of the
-    class. `options`: of `fuseopt.compile`. Raises ImportError or AttributeError for a
-    path that leads nowhere, and NotAnOptimizer for one to something else.
+    For configs that name a function by its path and give it arguments. `kwargs`: those
+    of the class. `options`: those of `fuseopt.compile`. Raises ImportError or
+    AttributeError for a path to nothing, and NotAnOptimizer for a path to something
+    else.
     """
     module, _, name = cls.rpartition(".")
     found = getattr(importlib.import_module(module), name)

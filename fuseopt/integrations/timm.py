@@ -17,10 +17,10 @@ def create_optimizer_v2(
     options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Optimizer:
-    """As timm's function of this name, whose arguments it takes; `options`: of
-    `fuseopt.compile`.
+    """Call timm's function of this name with its arguments, and compile the result.
 
-    Of a wrapper (Lookahead) the step of the optimizer within is compiled.
+    `options`: those of `fuseopt.compile`. For a wrapper (Lookahead) this compiles the
+    step of the inner optimizer.
     """
     made: Any = timm.optim.create_optimizer_v2(model_or_params, *args, **kwargs)
     inner = getattr(made, "_base_optimizer", made)

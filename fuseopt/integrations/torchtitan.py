@@ -11,9 +11,9 @@ from ..isolate.compile import compile
 
 
 class CompiledOptimizers(OptimizersContainer):  # type: ignore[misc]
-    """As torchtitan's container; a config names `CompiledOptimizers.Config` in place of
-    `OptimizersContainer.Config`.
+    """torchtitan's container, with compiled steps.
 
+    A config names `CompiledOptimizers.Config` in place of `OptimizersContainer.Config`.
     Hooks before a step (the balance of experts), the clip and checkpoints stay
     torchtitan's. With `implementation="fused"`, fuseopt's kernels run in place of
     torch's fused ones.
@@ -21,7 +21,7 @@ class CompiledOptimizers(OptimizersContainer):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):  # type: ignore[misc]
-        """The same options."""
+        """The same options as those of torchtitan's container."""
 
     def __init__(self, config: Any, *, model_parts: Any) -> None:
         super().__init__(config, model_parts=model_parts)

@@ -12,11 +12,11 @@ from .accelerate import clip_by, compile_prepared
 class Compile(TrainerCallback):  # type: ignore[misc]
     """Compiles the step of the trainer's optimizer when training begins.
 
-    Groups, options, schedule and checkpoints stay the trainer's. With `fp16` pass
-    `optimizer_cls_and_kwargs=(compiled(AdamW), {...})` in its place, of
-    `fuseopt.integrations.classes`: accelerate keeps the step that the optimizer had
-    before. `clip_for`: the trainer, whose clip then takes two launches; it still logs
-    the norm. `options`: of `fuseopt.compile`.
+    Groups, options, schedule and checkpoints stay the trainer's. With `fp16`,
+    accelerate keeps the optimizer's earlier step. So pass
+    `optimizer_cls_and_kwargs=(compiled(AdamW), {...})` of
+    `fuseopt.integrations.classes` instead. `clip_for`: the trainer, whose clip then
+    takes two launches; it still logs the norm. `options`: those of `fuseopt.compile`.
     """
 
     def __init__(self, clip_for: Any = None, **options: Any) -> None:
@@ -27,5 +27,7 @@ class Compile(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
     ) -> None:
-        """Called by the trainer, with the optimizer that accelerate has prepared."""
+        """Compile the optimizer that accelerate has prepared, when the trainer calls
+        this.
+        """
         compile_prepared(optimizer, **self.options)

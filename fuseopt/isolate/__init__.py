@@ -1,1 +1,1 @@
-"""One optimizer, its step compiled apart from all others: `fuseopt.compile`."""
+"""Compile the step of one optimizer in isolation: `fuseopt.compile`."""

@@ -1,8 +1,8 @@
 """Interpret the arguments of a step besides its optimizer, such as a closure.
 
-Trainers pass a closure or None: a call with None is the same as one without arguments
-if None is the default. A closure that the step calls before all else can be called
-separately (`closures`).
+Trainers pass a closure or None. If None is the default, a call with None equals a call
+without arguments. fuseopt can call a closure separately if the step calls it before all
+else (`closures`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from .closures import opening
 
 
 class Arguments:
-    """The arguments of one step's function. `names`: of those besides the optimizer, if
-    each may be positional or a keyword and has the default None; else empty.
+    """The arguments of one step's function.
+
+    `names`: those besides the optimizer, if each may be positional or a keyword and has
+    the default None; else empty.
     """
 
     def __init__(self, function: Any) -> None:
@@ -29,13 +31,15 @@ class Arguments:
         self._opening = ""
 
     def say_nothing(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Is a call with arguments the same as one without?"""
+        """Does a call with these arguments equal a call without arguments?"""
         return self._fit(args, kwargs) and all(
             value is None for value in (*args[1:], *kwargs.values())
         )
 
     def first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The closure in a call, if it is the only argument and may be called first."""
+        """Return the closure in a call if it is the only argument and may be called
+        first.
+        """
         if not self.names or not self._fit(args, kwargs):
             return None
         values = {**dict(zip(self.names, args[1:], strict=False)), **kwargs}
@@ -46,6 +50,6 @@ class Arguments:
         return values[names[0]] if names == [self._opening] else None
 
     def _fit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Are the arguments valid? Python raises for others."""
+        """Are the arguments valid? Python raises for invalid ones."""
         open_names = self.names[len(args) - 1 :]
         return len(args) <= len(self.names) + 1 and kwargs.keys() <= {*open_names}

@@ -7,9 +7,9 @@
     ...
     return loss
 
-A step that is written so calls its closure once, and only returns the result. So the
-closure can be called first, and then the step without one, which models can lead. The
-syntax tree of the code is compared with this form.
+Such a step calls its closure once, and only returns the result. So fuseopt can call the
+closure first, and then the step without one, which models can lead. `opening` compares
+the syntax tree of the code with this form.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _SOURCES = Sources()
 
 
 def opening(function: Any) -> str:
-    """The name of the argument that a step's function calls first; "" if its code has
-    another form.
+    """Return the name of the argument that a step's function calls first.
+
+    Returns "" if its code has another form.
     """
     if not isinstance(function, types.FunctionType):
         return ""
@@ -52,17 +53,17 @@ def opening(function: Any) -> str:
 def _opening(node: ast.FunctionDef) -> str:
     named = [a.arg for a in node.args.args]
     if not named:
-        return ""  # a function of *args, which may stand for a method
+        return ""  # a function of *args, which may replace a method
     itself, *others = named
     empty: set[str] = set()
     for place, statement in enumerate(node.body):
         if _is_text(statement) or _is_check(statement, itself):
             continue
-        name = _emptied(statement)
+        name = _none_target(statement)
         if name:
             empty.add(name)
             continue
-        closure, result = _called(statement)
+        closure, result = _closure_call(statement)
         rest = node.body[place + 1 :]
         fits = closure in others and result in empty and not empty & {itself, closure}
         return closure if fits and _only_returns(rest, closure, result) else ""
@@ -74,12 +75,12 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _is_check(statement: ast.stmt, itself: str) -> bool:
-    """Is it a check of torch's, with no effect on what a closure sees?"""
+    """Is the statement one of torch's checks, with no effect on a closure?"""
     return any(_same(statement, f"{itself}.{name}()") for name in CHECKS)
 
 
-def _emptied(statement: ast.stmt) -> str:
-    """The name to which a statement assigns None, or ""."""
+def _none_target(statement: ast.stmt) -> str:
+    """Return the name to which a statement assigns None, or ""."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign):
         targets = [statement.target]
@@ -90,8 +91,8 @@ def _emptied(statement: ast.stmt) -> str:
     return target.id if isinstance(target, ast.Name) and value.value is None else ""
 
 
-def _called(statement: ast.stmt) -> tuple[str, str]:
-    """The names of closure and result in the statement that calls the closure."""
+def _closure_call(statement: ast.stmt) -> tuple[str, str]:
+    """Return the names of closure and result in a statement that calls the closure."""
     match statement:
         case ast.If(
             test=ast.Compare(left=ast.Name(id=closure)),
@@ -128,7 +129,7 @@ def _only_returns(rest: Sequence[ast.stmt], closure: str, result: str) -> bool:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """All strings in the fields of a node: its names."""
+    """Yield all strings in the fields of a node: its names."""
     for _, value in ast.iter_fields(node):
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str):

@@ -1,4 +1,4 @@
-"""The functions that Dynamo compiled for one owner, and their removal from Dynamo."""
+"""Functions that Dynamo compiled for one owner, and their removal from Dynamo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from ..storage.step import Beside
 @dataclass(frozen=True)
 class Wanted:
     """Options of fuseopt.config for a step, and other arguments of torch.compile.
-    `storage`: what of the optimizer's state is packed; `beside`: and what else.
+
+    `storage`: the rule that packs the optimizer's state; `beside`: packed tensors
+    besides the state.
     """
 
     options: Mapping[str, Any]
@@ -35,29 +37,29 @@ class Wanted:
 class Compilations:
     """Functions that Dynamo compiled for one owner, and their Reports.
 
-    `told`: the Reports; others may add to it. When this object ends, or `forget` is
-    called, Dynamo releases all of them.
+    `told`: the Reports; other code may add to it. At the end of this object, or in
+    `forget`, Dynamo releases all functions.
     """
 
     def __init__(self) -> None:
         session.collect()
-        #: (code objects, backend) of each function that Dynamo was given
+        #: (code objects, backend) of each function passed to Dynamo
         self.known: list[tuple[list[types.CodeType], Any]] = []
         self.fakes = compat.Fakes()
         self.told: list[Report] = []
-        # if the owner ends in the garbage collector, `forget` is not called
+        # the garbage collector ends owners without a call of `forget`
         records = self.known, self.fakes, self.told
         weakref.finalize(self, _forget, *records).atexit = False
 
     def forget(self) -> None:
-        """Release all from Dynamo, and retire the Reports."""
+        """Make Dynamo release all functions, and retire the Reports."""
         _forget(self.known, self.fakes, self.told)
 
     def compile(
         self, backend: Callable[..., Any], function: Any, **keywords: Any
     ) -> Callable[..., Any]:
-        """`torch.compile(function, backend=backend, **keywords)`."""
-        # Dynamo keeps each backend that it was ever given
+        """Return `torch.compile(function, backend=backend, **keywords)`."""
+        # Dynamo keeps a reference to each backend that it has received
         fakes, reports = self.fakes, self.told
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
@@ -92,7 +94,7 @@ def _forget(
 
 
 def released(isolated: Any) -> Callable[[Any], None]:
-    """The callback for the end of the optimizer."""
+    """Return the callback for the end of the optimizer."""
     reference = weakref.ref(isolated)
 
     def release(_: Any, ending: Callable[[], bool] = sys.is_finalizing) -> None:

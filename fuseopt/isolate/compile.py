@@ -1,8 +1,8 @@
-"""Compile the step of an optimizer apart from those of all others.
+"""Compile the step of one optimizer in isolation from all others.
 
-Dynamo keeps compiled code with a function's code object, which all optimizers of a
-class share, and stops compiling it after eight times. `compile` gives each optimizer a
-code object of its own. All layers around the step's function (hooks, the profiler's
+Dynamo stores compiled code with a function's code object, which all optimizers of a
+class share. It stops at its recompile limit of eight. So `compile` gives each optimizer
+its own code object. All layers around the step's function (hooks, the profiler's
 record, the grad mode, a scheduler's bookkeeping) run as on the plain optimizer.
 """
 
@@ -35,7 +35,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 def compile(
     optimizer: AnyOptimizer, *, storage: Any = None, **options: Any
 ) -> AnyOptimizer:
-    """Compile `optimizer.step` in isolation; returns the optimizer, the same object.
+    """Compile `optimizer.step` in isolation; return the optimizer, the same object.
 
     `options`: those of fuseopt.config; another call replaces them. A copy or a pickle
     of the optimizer is a plain one. With `fused=True`, fuseopt's kernels run in place
@@ -55,7 +55,10 @@ def compile_stored(
     rule: Rule | None,
     beside: Beside | None = None,
 ) -> AnyOptimizer:
-    """The same, with a rule of what is packed of its state, and what is beside that."""
+    """Compile as `compile` does, with a rule that packs state.
+
+    `beside`: packed tensors besides the state.
+    """
     candidate: Any = optimizer
     if not isinstance(candidate, Optimizer):
         kind = candidate if isinstance(candidate, type) else type(candidate)
@@ -88,17 +91,17 @@ def compile_stored(
 
 
 def keeps_packed(optimizer: Optimizer) -> bool:
-    """Is the state of an optimizer kept packed?"""
+    """Does an optimizer keep its state packed?"""
     isolated = getattr(optimizer.step, COMPILED, None)
     return isinstance(isolated, OptimizerCompiler) and isolated.stored is not None
 
 
 def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
-    """The result of `torch.compile(optimizer.step, backend="fuseopt")`: a step, bound
-    to the optimizer, that is compiled as by `compile`; the optimizer is not changed.
+    """Return the result of `torch.compile(optimizer.step, backend="fuseopt")`.
 
-    None for a step that is left to Dynamo: torch disables Dynamo for it, or it is no
-    Python function. Raises ConfigError for a wrong option or mode.
+    It is a step, bound to the optimizer and compiled as by `compile`; the optimizer
+    does not change. Returns None for a step left to Dynamo: torch disables Dynamo for
+    it, or it is not a Python function. Raises ConfigError for a wrong option or mode.
     """
     resolve(asked.mode, asked.options)
     options = {**of_mode(asked.mode), **asked.options}
@@ -115,7 +118,7 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
     function, bound = function_and_binding
     session.bound.add(optimizer)
     compiled: Any = HeldStep(optimizer, function) if bound else function
-    # torch.compile for another backend begins with the step as it was
+    # torch.compile for another backend begins with the original step
     compiled._torchdynamo_orig_callable = step
     compiled._torchdynamo_wrapper_id = id(compiled)
     return compiled
@@ -124,8 +127,10 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
 def _isolated(
     optimizer: Optimizer, step: Any, wanted: Wanted
 ) -> tuple[Any, bool] | None:
-    """A step's function with its decorators around one that is compiled apart, and is
-    it to be bound? None where there is no Python function to be compiled.
+    """Return a step's decorated function, compiled in isolation, and whether to bind
+    it.
+
+    Returns None without a Python function to compile.
     """
     bound = getattr(step, "__self__", None) is optimizer
     layers, inner = peel(step.__func__ if bound else step)

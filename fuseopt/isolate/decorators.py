@@ -1,8 +1,8 @@
 """Take the decorators off a step's function, and put them around another function.
 
 torch puts two around each of its steps. One calls hooks and notifies profilers, the
-other sets the grad mode; together they take longer than a small step. Where there are
-no hooks and no profiler, cheaper equivalents run in their place.
+other sets the grad mode. Together they take longer than a small step. Without hooks and
+profilers, cheaper equivalents run in their place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..shadow.whole import NotTraced
 
 
 def cells(function: Any) -> tuple[Any, ...]:
-    """What a function closes over."""
+    """Return the cells of a function's closure."""
     return getattr(function, "__closure__", None) or ()
 
 
@@ -32,10 +32,10 @@ def _holds(cell: Any, value: object) -> bool:
 
 
 def peel(function: Any) -> tuple[list[Any], Any]:
-    """The decorators around a function, outermost first, and the function.
+    """Return the decorators around a function, outermost first, and the function.
 
     A layer is a decorator if it was made with functools.wraps and calls the wrapped
-    function through its closure, so that `rewrap` can replace that.
+    function through its closure. `rewrap` can replace that.
     """
     layers = []
     while isinstance(function, types.FunctionType):
@@ -50,7 +50,7 @@ def peel(function: Any) -> tuple[list[Any], Any]:
 
 
 def copied(function: Any, closure: tuple[Any, ...]) -> Any:
-    """A copy of a function with a code object of its own, and other cells."""
+    """Return a copy of a function with a new code object and other cells."""
     code = function.__code__.replace()
     copy = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, closure
@@ -62,9 +62,9 @@ def copied(function: Any, closure: tuple[Any, ...]) -> Any:
 
 
 def leading(function: Any) -> Any:
-    """A new function that runs a step under Dynamo.
+    """Return a new function that runs a step under Dynamo.
 
-    It raises NotTraced if it is run without Dynamo: then only a shadow would step.
+    It raises NotTraced if Dynamo does not trace it: only a shadow would step.
     """
 
     def lead(self: Optimizer) -> Any:
@@ -76,7 +76,7 @@ def leading(function: Any) -> Any:
 
 
 def rewrap(layer: Any, old: Any, new: Any, alone: Any) -> tuple[Any, Any]:
-    """The decorator `layer` around `new` in place of `old`; and around `alone`.
+    """Return `layer` around `new` in place of `old`, and around `alone`.
 
     `alone` does the same as `new`, and may be called where the step is not traced or
     profiled. A layer that is not torch's is put around `new` in both cases.
@@ -95,7 +95,7 @@ def rewrap(layer: Any, old: Any, new: Any, alone: Any) -> tuple[Any, Any]:
 
 
 def _profiled(theirs: Any, alone: Any) -> Any:
-    """torch's layer for hooks and profilers, skipped while there are none."""
+    """Return torch's layer for hooks and profilers, skipped while there are none."""
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         # Dynamo evaluates the first to True
@@ -109,7 +109,7 @@ def _profiled(theirs: Any, alone: Any) -> Any:
 
 
 def _grad_mode(alone: Any) -> Any:
-    """torch's layer that sets the grad mode to the option `differentiable`."""
+    """Return torch's layer that sets the grad mode to the option `differentiable`."""
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         before, wanted = torch.is_grad_enabled(), self.defaults["differentiable"]

@@ -1,7 +1,7 @@
-"""Groups whose parameters are no lists, as torch's own are.
+"""Groups whose parameters are not lists, unlike torch's own groups.
 
-A step may be traced, timed and compared more than once, each time from its parameters.
-An iterator yields these once, and then eager's step does nothing.
+fuseopt may trace, time and compare a step more than once, each time from its
+parameters. An iterator yields these once, and then eager's step does nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from operator import itemgetter
 
 from torch.optim import Optimizer
 
-#: Of a group.
+#: Returns the parameters of a group.
 PARAMS = itemgetter("params")
-#: The type of the parameters of a group, as torch makes it.
+#: The type that torch gives to the parameters of a group.
 LISTS = frozenset({list})
 
 
 def read_once(optimizer: Optimizer) -> str:
-    """Why the groups of an optimizer, or the parameters of one, can be read only once,
-    or never; "" if they can be read again and again.
+    """Return the reason why groups or parameters cannot be read again, or "".
+
+    An iterator can be read only once.
     """
     groups = optimizer.param_groups
     if _ends(groups):
@@ -32,5 +33,5 @@ def read_once(optimizer: Optimizer) -> str:
 
 
 def _ends(x: object) -> bool:
-    """May something be gone through once only?"""
+    """Can an object be iterated over only once?"""
     return hasattr(x, "__iter__") and not hasattr(x, "__len__")

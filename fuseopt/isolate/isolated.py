@@ -1,5 +1,7 @@
-"""Choose for each call of an optimizer's step how to run it: led by models of lanes, on
-a shadow with all lanes, or traced on the optimizer itself.
+"""Choose for each call of an optimizer's step how to run it.
+
+Models of lanes lead it, or Dynamo traces it on a shadow with all lanes, or on the
+optimizer itself.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from .unfused import Unfused
 _PARAMETERS = inspect.signature(torch.compile).parameters
 #: The stances of torch.compiler with which Dynamo runs compiled code.
 TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
-#: How often a step is traced again that made state where its graph was cut.
+#: The number of retraces of a step that created state where its graph was cut.
 AGAIN = 2
 
 
@@ -50,39 +52,39 @@ class OptimizerCompiler:
         self.owner = weakref.ref(optimizer, released(self))
         self.function = function
         self.arguments = Arguments(function)
-        #: one thread at a time steps an optimizer on its shadow
+        #: only one thread at a time steps an optimizer on its shadow
         self.lock = new_rlock(self.forget)
         self.wanted = wanted
         self.options = dict(wanted.options)
-        #: which parameters lacked a gradient, each time that all lanes were traced
+        #: the parameters without a gradient, for each trace of all lanes
         self.missing: set[tuple[bool, ...]] = set()
         #: classes, state and groups in the last call
         self.structure = Structure()
-        # by the places of functions among the arguments of a call: Dynamo does not see
-        # when one of them is None in another call
+        # by the places of functions among a call's arguments: Dynamo does not detect
+        # that a function is None in another call
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.compilations = Compilations()
-        self.representatives = self._led()
+        self.representatives = self._new_led()
         self.whole = WholeStep(function)
-        self.shards = self._on_parts()
-        #: the step, where the optimizer's state is packed
+        self.shards = self._new_shards()
+        #: the step of an optimizer with packed state
         self.stored: Stored | None = None
         self.store(wanted.storage)
         self.unfused = Unfused()  # for a step with a closure
         #: None once the compiled step has won
         self.race = self._raced()
-        #: how often a step that Dynamo cut may still be traced again
+        #: the number of retraces that a step with a graph break has left
         self.again = AGAIN
         self.judged = Judged()
-        #: for a step that Dynamo has traced as often as it does
+        #: for a step that has hit Dynamo's recompile limit
         self.retries = Retries()
-        #: the step that does a clip which was left to it, once there was one
+        #: the step that did a deferred clip, if there was one
         self.clipped: Any = None
 
     def release(self) -> None:
-        """Release all that belongs to the optimizer, and all that was compiled."""
+        """Release all that belongs to the optimizer, and all compiled code."""
         self._release_compiled()
         self.structure.forget()
 
@@ -97,28 +99,28 @@ class OptimizerCompiler:
         self.compilations.forget()
 
     def forget(self) -> None:
-        """Drop all that was compiled, and start again."""
+        """Drop all compiled code, and start again."""
         self._release_compiled()
         live = self.representatives.pending.live
-        self.representatives = self._led()
+        self.representatives = self._new_led()
         self.representatives.pending.live = live
         self.missing.clear()
         self.whole = WholeStep(self.function)
-        self.shards = self._on_parts()
+        self.shards = self._new_shards()
         if self.stored is not None:
             self.stored.start_anew(self.options)
         self.race = self._raced()
         self.again = AGAIN
         self.retries = Retries()
 
-    def _led(self) -> LedOptimizer:
+    def _new_led(self) -> LedOptimizer:
         return LedOptimizer(self.function, self.options, self.compilations.told)
 
-    def _on_parts(self) -> Shards:
+    def _new_shards(self) -> Shards:
         return Shards(self.function, self.options, self.compilations.told)
 
     def _raced(self) -> Race | None:
-        # with fullgraph=True the user wants no eager step, which packed state slows
+        # fullgraph=True rules out an eager step; with packed state it is slow
         may = not self.wanted.fullgraph and self.stored is None
         return Race() if may and asks_for_it(resolve(None, self.options)) else None
 
@@ -130,7 +132,7 @@ class OptimizerCompiler:
             self.forget()
 
     def store(self, rule: Rule | None) -> None:
-        """Pack the optimizer's state by another rule; None: unpack it."""
+        """Pack the optimizer's state by this rule; None: unpack it."""
         optimizer, stored = self.owner(), self.stored
         if optimizer is None or rule == (stored and stored.rule):
             return
@@ -143,15 +145,16 @@ class OptimizerCompiler:
             self.stored = Stored(optimizer, *common, rule, self.wanted.beside)
 
     def entry(self) -> tuple[Any, Any]:
-        """The function that replaces the original one, and the one to call directly
-        where no code is traced.
+        """Return the replacement of the original function, and a direct form of it.
+
+        Callers use the direct form where no code is traced.
         """
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
-            # what somebody has put in the place of a step may take anything
+            # a function that the user put in place of a step may take anything
             given = args[0] if args else None
             groups: Any = getattr(given, "param_groups", None)
             odd = type(groups) is not list or {*map(type, map(PARAMS, groups))} - LISTS
@@ -163,18 +166,18 @@ class OptimizerCompiler:
                 return self.run(args, kwargs)
             return self._race(self.race, args, kwargs)
 
-        # a function that is compiled itself does not trace into the step
+        # a trace of another compiled function does not enter the step
         disabled = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
         setattr(disabled, COMPILED, self)
         return disabled, step
 
     def _clips(self, alone: bool) -> bool:
-        """Do what clips have left to this step; True if it is done as well."""
+        """Do the clips deferred to this step; return True if they did the step too."""
         left = session.deferred
         return left is not None and left.step(self, alone)
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Drop what was compiled if the optimizer's state, groups or code changed."""
+        """Drop compiled code if the optimizer's state, groups or code changed."""
         if (found := self.structure.compare(optimizer)) is not SAME:
             if self.structure.known:
                 found.log(f"{type(optimizer).__name__} is compiled anew")
@@ -182,10 +185,12 @@ class OptimizerCompiler:
             self.structure.take(optimizer)
 
     def led(self, apart: Callable[[], None], kept: int) -> str | None:
-        """Do one step, led by models however few lanes there are. Returns None, or the
-        reason why nothing was done: "" if the stance lets no compiled code run.
-        `apart()` is called whenever the step is rehearsed, and raises LanesDiffer if
-        lanes may not be stepped a few at a time. `kept`: sets whose programs are kept.
+        """Do one step, led by models however few lanes there are.
+
+        Returns None, or the reason why nothing was done: "" if the stance forbids
+        compiled code. Each rehearsal calls `apart()`, which raises LanesDiffer if lanes
+        must not step a few at a time. `kept`: the number of sets of lanes with programs
+        to keep.
         """
         optimizer = self.owner()
         assert optimizer is not None
@@ -205,7 +210,7 @@ class OptimizerCompiler:
             return few.why
 
     def _race(self, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do one step: in the faster way, or in the one that is to be timed."""
+        """Do one step: in the faster way, or in the one to be timed."""
         optimizer = self.owner()
         assert optimizer is not None
         if len(args) > 1 or kwargs or compat.stance() not in TRACES:
@@ -264,7 +269,7 @@ class OptimizerCompiler:
                 led = few.wants(optimizer)
                 if led and few.step(optimizer, self.lead):
                     return None
-                # a plain parameter may have been replaced by a DTensor since
+                # the user may have replaced a plain parameter by a DTensor
                 if (few.why or not led) and self.shards.wants(optimizer, anew=True):
                     return self._on_shards(optimizer)
                 if whole.limited and self.retries.due(len(self.compilations.told)):
@@ -273,7 +278,7 @@ class OptimizerCompiler:
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
-        return self._as_it_is(optimizer, args, kwargs)
+        return self._traced_directly(optimizer, args, kwargs)
 
     def _left(
         self,
@@ -282,7 +287,7 @@ class OptimizerCompiler:
         kwargs: dict[str, Any],
         why: str,
     ) -> Any:
-        """Run a step in eager, and report a reason that is not ""."""
+        """Run a step in eager, and report the reason unless it is ""."""
         if why and resolve(None, self.options).fallback == "error":
             raise CaptureError(
                 f"{type(optimizer).__name__}.step cannot be compiled: {why} "
@@ -302,7 +307,7 @@ class OptimizerCompiler:
             return None
         kept_out = whole.why and whole.keeps_out(optimizer)
         if why and shards.treats_tensors_alone and not kept_out:
-            # DTensor itself says what is done to parts, and what processes are told
+            # DTensor itself decides the work on parts and the communication
             backend = functools.partial(self._whole, why)
             done, result = whole.step(optimizer, backend, self._all)
             if done:
@@ -312,11 +317,11 @@ class OptimizerCompiler:
         return self._eager((optimizer,), {}, why)
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
-        """The same of a step of DTensors."""
+        """Run a step of DTensors in eager, and report the reason."""
         why = why and f"its parameters are DTensors, and {why}"
         return self._left(args[0], args, kwargs, why)
 
-    def _as_it_is(
+    def _traced_directly(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Let Dynamo trace the step of the optimizer itself, with its arguments."""
@@ -346,7 +351,7 @@ class OptimizerCompiler:
                 result = compiled(*args, **kwargs)
             done = True
             if optimizer in session.cut and len(optimizer.state) > n_states:
-                # the line that cuts the graph may be one that creates state
+                # the line of the graph break may be one that creates state
                 self.again -= 1
                 if self.again >= 0:
                     self.compiled.pop(places, None)
@@ -354,18 +359,19 @@ class OptimizerCompiler:
         except Exception:
             done = True
             if len(session.reports) != n_reports:
-                # Dynamo may have failed on what is eager's error too: trace it anew
+                # Dynamo may have failed on an error that eager raises too: trace it
+                # anew
                 self.compiled.pop(places, None)
             raise
         finally:
             self.current.clear()
             if not done:
-                # interrupted: what was compiled may be half bound
+                # interrupted: compiled code may be half bound
                 self.compiled.clear()
                 compat.settle_interrupted()
 
     def _whole(self, why: str = "") -> Callable[..., Any]:
-        """The backend of a step that is traced whole; Reports get the reason."""
+        """Return the backend of a step that is traced whole; Reports get the reason."""
         why = why or self.representatives.why
         if not why:
             return BACKEND
@@ -413,7 +419,7 @@ class OptimizerCompiler:
         return self.compilations.compile(noting, function, **keywords)
 
     def _note_gradients(self) -> None:
-        """Record which gradients are missing, while a step is traced."""
+        """Record the missing gradients during a trace."""
         optimizer = self.owner()
         if optimizer is not None and not self.representatives.under_way:
             params = [p for group in optimizer.param_groups for p in group["params"]]

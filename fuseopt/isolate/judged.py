@@ -1,4 +1,4 @@
-"""May a step be traced with this torch? Asked once for each state of the switches."""
+"""Check that this torch can trace a step, once for each state of the switches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .. import compat
 
 
 class Judged:
-    """Whether the step of one optimizer may be traced."""
+    """The result of the check for the step of one optimizer."""
 
     def __init__(self) -> None:
-        #: the state of the switches for which nothing is missing
+        #: the state of the switches in which torch lacks nothing
         self.epoch = -1
 
     def why_not(self, optimizer: Optimizer) -> str:
-        """Why the step may not be traced, where torch lacks something; else ""."""
+        """Return the reason why this torch must not trace the step, or ""."""
         if compat.is_sound():
             self.epoch = compat.switches.epoch
             return ""

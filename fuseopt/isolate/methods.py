@@ -1,4 +1,4 @@
-"""The bound method that replaces `optimizer.step` after fuseopt.compile."""
+"""Bound method that replaces `optimizer.step` after fuseopt.compile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 class Step:
     """A bound method that does not keep its optimizer alive.
 
-    Until its first call it does, since nothing else may hold the optimizer; and after
-    that while others than the optimizer and the caller hold the method. Pickled or
-    copied along with an optimizer, it becomes the `step` of the class.
+    Until its first call it does, since nothing else may hold the optimizer. Later it
+    does while objects other than the optimizer and the caller hold the method. Pickled
+    or copied along with an optimizer, it becomes the `step` of the class.
     """
 
     def __init__(self, optimizer: Optimizer, function: Any) -> None:
@@ -49,8 +49,8 @@ class Step:
 class HeldStep(Step):
     """A bound method, which keeps its optimizer alive as bound methods do.
 
-    A scheduler that is made later wraps `optimizer.step`; a call of this method counts
-    as a step for it too.
+    A later scheduler wraps `optimizer.step`; it counts a call of this method as a step
+    too.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """Time the compiled step of an optimizer and eager's in turns, and keep the faster.
 
-Both give the same bits on a CPU, so that a few of the user's own steps may be done
-either way. A large step is raced as well: it loses where its arithmetic costs more than
-its memory does, or where Dynamo cuts it into many graphs.
+Both give the same bits on a CPU, so either may do a few of the user's own steps. A
+large step races as well. Its compiled form loses if its arithmetic takes longer than
+its memory traffic, or if Dynamo cuts it into many graphs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..inputs.keys import KINDS
 
 #: Calls at the beginning, and after each compilation, that are not timed.
 WARM = 3
-#: How often each way is timed: two calls, of which the second counts.
+#: The number of times to time each way: two calls, of which the second counts.
 ROUNDS = 8
-#: After CLEAR_ROUNDS the compiled step has won if eager takes CLEAR times as long; not
-#: after one, since any single call may happen to be slow.
+#: After CLEAR_ROUNDS the compiled step has won if eager takes CLEAR times as long. One
+#: round is not enough, since any single call may happen to be slow.
 CLEAR_ROUNDS, CLEAR = 2, 1.5
 
 
@@ -35,9 +35,9 @@ def asks_for_it(config: Config) -> bool:
 
 
 def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) -> bool:
-    """Could eager do a compiled step with the same bits, in less time?
+    """Can eager do a compiled step with the same bits, perhaps in less time?
 
-    `reports`: of what was compiled for it.
+    `reports`: those of the optimizer's compiled graphs.
     """
     if not asks_for_it(config):
         return False
@@ -47,7 +47,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
         # torch's own kernels have other bits; on a CPU eager refuses a capturable step
         if group.get("fused") or group.get("capturable"):
             return False
-        # processes that share a DTensor are to go the same way
+        # processes that share a DTensor must go the same way
         if any(type(p) not in KINDS or not p.is_cpu for p in group["params"]):
             return False
     return True
@@ -56,15 +56,15 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
 class Race:
     """Calls of one optimizer's step, some compiled and some in eager.
 
-    `seconds`: of the fastest call, compiled and in eager. `over`: is the race decided?
-    `lost`: has eager won?
+    `seconds`: those of the fastest call, compiled and in eager. `over`: True once the
+    race is decided. `lost`: True if eager has won.
     """
 
     def __init__(self) -> None:
         self._begin(0)
 
     def _begin(self, graphs: int) -> None:
-        """Start again, after `graphs` graphs have been compiled."""
+        """Start again, after Dynamo has compiled `graphs` graphs."""
         self._calls = 0
         self._graphs = graphs
         self.seconds = {"compiled": math.inf, "eager": math.inf}
@@ -77,9 +77,9 @@ class Race:
         reports: Sequence[Report],
         may_race: Callable[[], bool],
     ) -> Any:
-        """Do one step in the way whose turn it is; returns its result.
+        """Do one step in the way whose turn it is; return its result.
 
-        `reports`: of all that was compiled for the optimizer, also in this call.
+        `reports`: those of all compiled graphs of the optimizer, also from this call.
         """
         turn = self._calls - WARM
         self._calls += 1
@@ -97,7 +97,7 @@ class Race:
             if turn % 4 == 3:
                 self._judge((turn + 1) // 4)
         if len(reports) != self._graphs:
-            # something was compiled: no time so far counts
+            # Dynamo compiled a graph: no time so far counts
             self._begin(len(reports))
         return result
 

@@ -1,4 +1,4 @@
-"""`fuseopt.refresh`: the numbers of a step that the user captured in a graph."""
+"""Refresh the numbers of a step that the user captured: `fuseopt.refresh`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
     """Keep the rates, counters and other numbers of a captured step live.
 
     Call it once before `torch.cuda.graph`, and then before each replay, on the stream
-    of the replay. The graph then reads learning rates and all that the step computes
-    from numbers as they are at that call; counters in the CPU's memory count one step.
-    Nothing is launched, and nothing waits: a call costs the CPU's part of a step, and a
+    of the replay. The graph then reads learning rates, and all that the step computes
+    from numbers, as of that call. Counters in the CPU's memory count one step. The call
+    launches nothing and waits for nothing. It takes the CPU's part of a step, and a
     small copy if a number has changed. Gradients must stay where the capture found
     them. A replay without a refresh does the step again with the last numbers.
 
@@ -32,13 +32,13 @@ def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
             fuseopt.refresh(optimizer)
             graph.replay()
 
-    `optimizer`: of `fuseopt.compile`, with its parameters on a device. `anew`: former
-    captures are not replayed any more, and a capture is to follow.
+    `optimizer`: one of `fuseopt.compile`, with its parameters on a device. `anew`: True
+    if no former capture will replay, and a new capture follows.
 
     Raises UnsupportedInput for another optimizer, and for one of packed state or of
-    DTensors. Raises LaunchError, with nothing written, where the step is not one of
-    kernels alone, where Python writes numbers of its state, or where a tensor is not
-    the one that was captured.
+    DTensors. Raises LaunchError, with nothing written, in three cases. The step has
+    more than kernels, Python writes numbers of its state, or a tensor is not the
+    captured one.
     """
     isolated = getattr(getattr(optimizer, "step", None), COMPILED, None)
     if not isinstance(isolated, OptimizerCompiler):

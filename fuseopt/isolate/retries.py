@@ -1,4 +1,4 @@
-"""When a step that Dynamo has traced as often as it does is traced anew."""
+"""Decide when to retrace a step that has hit Dynamo's recompile limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..compiler.diagnostics import AFTER
 
 
 class Retries:
-    """Counts the calls since the limit was reached, or since the last trace."""
+    """Counts the calls since the step hit the limit, or since the last trace."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -14,10 +14,9 @@ class Retries:
         self._reports = 0
 
     def due(self, reports: int) -> bool:
-        """Is a call one in which the step is to be traced anew?
+        """Should this call trace the step anew?
 
-        `reports`: how many graphs were compiled so far. Each of them begins the count
-        anew.
+        `reports`: the number of compiled graphs so far. A new graph restarts the count.
         """
         if self.made >= len(AFTER):
             return False

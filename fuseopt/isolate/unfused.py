@@ -1,4 +1,4 @@
-"""Have an optimizer that asks for torch's fused kernels take its foreach form."""
+"""Replace the option for torch's fused kernels by that of its foreach step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..shadow.stand_in import unfused
 
 
 class Unfused:
-    """Calls steps with the groups' foreach options in place of `fused`; the optimizer's
-    groups stay as they are.
+    """Calls steps with the groups' foreach options in place of `fused`.
+
+    The optimizer's groups stay as they are.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Unfused:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """`compiled(*args, **kwargs)`; the first argument is the optimizer."""
+        """Return `compiled(*args, **kwargs)`; the first argument is the optimizer."""
         try:
             shadow = self.shadow = self.shadow or Shadow(optimizer)
             shadow.refresh(optimizer)
@@ -52,7 +53,7 @@ class Unfused:
 
 
 def unfuse(optimizer: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Set the foreach options in groups that ask for torch's fused kernels.
+    """Set the foreach options in groups that request torch's fused kernels.
 
     Returns the former options: (group, options).
     """

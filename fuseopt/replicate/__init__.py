@@ -1,1 +1,1 @@
-"""Trace a few lanes of many, prove the others alike, extend the step to all."""
+"""Trace a few lanes of many, prove the other lanes alike, extend the step to all."""

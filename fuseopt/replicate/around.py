@@ -1,9 +1,9 @@
 """Insert calls before and after the step of lanes into Dynamo's graph of their models.
 
-These calls may need more tensors than the step: gradients that the step does not use, a
-tensor beside each parameter (its average, its copy), and what all lanes share (a
-factor, a limit). The graph gets these as additional arguments, and two nodes: one
-before all calls, one behind them.
+These calls may need more tensors than the step. Examples are gradients that the step
+does not use, and a tensor beside each parameter, such as its average or its copy. All
+lanes may share tensors too, such as a factor or a limit. The graph gets these as
+additional arguments, and two nodes: one before all calls, one after them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Tensors = list[torch.Tensor]
 class StepWrapper(Protocol):
     """The calls before and after the step of some models. Both are marked OWN.
 
-    They take the parameters, the gradients (None where there is none), and the columns,
-    each as long as the parameters, then what all lanes share. In a capture of a graph
-    `before` is called first. `measures`: does it reduce whole tensors? Then lanes of
-    other sizes are not alike.
+    They take the parameters, the gradients (None if missing), the columns, each as long
+    as the parameters, and then the tensors that all lanes share. A capture of a graph
+    calls `before` first. `measures`: True if the calls reduce whole tensors; then lanes
+    of different sizes are not alike.
     """
 
     measures: bool
 
-    #: of each column, the dtype of its tensors by the parameter's dtype; None: float32
-    #: numbers, each computed from all elements of a parameter
+    #: For each column, the dtype of its tensors by the parameter's dtype. None: float32
+    #: numbers, each computed from all elements of a parameter.
     dtypes: Sequence[Mapping[torch.dtype, torch.dtype] | None]
 
     def before(
@@ -46,7 +46,7 @@ class StepWrapper(Protocol):
         columns: Sequence[Tensors],
         shared: Sequence[Any],
     ) -> None:
-        """Do what comes before the step."""
+        """Do the work before the step."""
 
     def after(
         self,
@@ -55,21 +55,23 @@ class StepWrapper(Protocol):
         columns: Sequence[Tensors],
         shared: Sequence[Any],
     ) -> None:
-        """Do what comes after it."""
+        """Do the work after the step."""
 
     def finish(
         self, captured: Captured, kinds: Sequence[str | None], flag: int | None
     ) -> Captured:
-        """The step to run in place of `captured`, that of all lanes. `kinds`: the role
-        of each tensor of a call, None if it belongs to no lane; `flag`: the index of
-        the flag among them.
+        """Return the step to run in place of `captured`, the step of all lanes.
+
+        `kinds`: the role of each tensor of a call, None if it belongs to no lane.
+        `flag`: the index of the flag among them.
         """
 
 
 class _Inputs:
-    """The tensors of a graph as nodes; it adds placeholders for those that lack one.
+    """The tensors of a graph as nodes, with new placeholders for tensors without a
+    node.
 
-    `arguments`: the tensors that became additional arguments, behind the graph's own.
+    `arguments`: the tensors that became additional arguments, after the graph's.
     """
 
     def __init__(self, gm: GraphModule, args: Sequence[Any]) -> None:
@@ -89,7 +91,7 @@ class _Inputs:
         return id(t) in self._nodes
 
     def argument(self, name: str) -> Node:
-        """A new placeholder behind all others."""
+        """Return a new placeholder after all others."""
         if self._last is None:
             place = self.graph.inserting_before(next(iter(self.graph.nodes)))
         else:
@@ -99,7 +101,7 @@ class _Inputs:
         return self._last
 
     def of(self, name: str, t: torch.Tensor) -> Node:
-        """The node of a tensor."""
+        """Return the node of a tensor."""
         if id(t) not in self._nodes:
             self._nodes[id(t)] = self.argument(name)
             self.arguments.append(t)
@@ -107,7 +109,7 @@ class _Inputs:
 
 
 def calls_of(graph: Graph) -> list[Node]:
-    """The calls of a graph, then its output."""
+    """Return the calls of a graph, then its output."""
     return [n for n in graph.nodes if n.op.startswith("call") or n.op == "output"]
 
 
@@ -121,9 +123,9 @@ def splice(
 ) -> Tensors:
     """Insert the calls around a step into the graph of some models.
 
-    Returns the models' tensors that became additional arguments: behind the graph's own
-    ones and before `shared`. Raises LanesDiffer where the step itself uses a tensor in
-    which a lane keeps something packed.
+    Returns the models' tensors that became additional arguments. They come after the
+    graph's arguments and before `shared`. Raises LanesDiffer if the step itself uses a
+    packed tensor of a lane.
     """
     inputs, calls = _Inputs(gm, args), calls_of(gm.graph)
     packing, lanes = models.packing, []
@@ -177,9 +179,10 @@ def _splice_around(
 def order_of(
     lanes: Lanes, columns: Sequence[Tensors], around: StepWrapper | None
 ) -> dict[tuple[int, Role], int]:
-    """The index in a call of each tensor beside a lane. Raises LanesDiffer for one that
-    is no number and has another layout than the lane's parameter, or not the dtype that
-    `around` has for it.
+    """Return the index in a call of each tensor beside a lane.
+
+    Raises LanesDiffer for a tensor, not a number, with another layout than the lane's
+    parameter, or another dtype than `around` has for it.
     """
     order: dict[tuple[int, Role], int] = {}
     kinds = () if around is None else around.dtypes
@@ -203,7 +206,10 @@ def finished(
     roles: Sequence[tuple[int, Role]],
     flag: int | None,
 ) -> Captured:
-    """The result of `around.finish` for an extended step. `flag`: a source or None."""
+    """Return the result of `around.finish` for an extended step.
+
+    `flag`: a source or None.
+    """
     kinds = [None if m == COMMON else roles[s][1][0] for s, m in extended.order]
     place = None if flag is None else extended.order.index((flag, COMMON))
     return around.finish(extended.captured, kinds, place)

@@ -1,4 +1,4 @@
-"""The arguments of one call for what runs around the step (see around)."""
+"""Arguments of one call for the calls around the step (see around)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Tensors = list[torch.Tensor]
 
 
 class StaleTailInputs(FuseoptError):
-    """A call differs from the last one and must be prepared again. Nothing was done."""
+    """A call differs from the last one and needs preparation; nothing was done."""
 
 
 class Compared(NamedTuple):
-    """Gradients that a step's guard has compared. `places`: their indices among its
-    tensors, in the order of the lanes.
+    """Gradients that a step's guard has compared.
+
+    `places`: their indices among the guard's tensors, in the order of the lanes.
     """
 
     guard: TensorGuard
@@ -33,13 +34,13 @@ class Compared(NamedTuple):
 
 @dataclass
 class TailArguments:
-    """The arguments of one call for what runs around the step, besides lanes' tensors.
+    """Arguments of one call for the calls around the step, besides lanes' tensors.
 
-    `columns`: tensors beside the parameters, in each column one for each lane; the
-    lists must not be changed later. `shared`: tensors and floats for all lanes. `flag`:
-    one of `shared`, true if the step is to be skipped; None if it never is.
-    `ahead(step)` returns the launches that come before those of the step, which is
-    ready; it may raise StaleTailInputs. `again`: the lanes that the call must have, or
+    `columns`: tensors beside the parameters, in each column one for each lane; do not
+    change these lists later. `shared`: tensors and floats for all lanes. `flag`: one of
+    `shared`, true to skip the step; None for a step that is never skipped.
+    `ahead(step)`: returns the launches before those of the step, which is ready; may
+    raise StaleTailInputs. `again`: the lanes that the call must have; with other lanes
     it raises StaleTailInputs.
     """
 
@@ -48,7 +49,7 @@ class TailArguments:
     flag: torch.Tensor | None = None
     ahead: Callable[[CompiledStep], Launches] | None = None
     again: Lanes | None = None
-    #: the columns, one behind the other
+    #: the columns, one after the other
     beside: Tensors = field(init=False)
 
     def __post_init__(self) -> None:

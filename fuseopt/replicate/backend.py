@@ -1,4 +1,4 @@
-"""The backend that Dynamo is given for models: each of its graphs is a led step."""
+"""Backend for Dynamo's graphs of models: each graph becomes a led step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .traces import Trace
 
 
 class Traced(Owner, Protocol):
-    """An Owner that has models traced."""
+    """An Owner whose models Dynamo traces."""
 
     trace: Trace | None
     task: Task
 
 
 def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
-    """Raise LanesDiffer for a graph that may not run, or is more than an update."""
+    """Raise LanesDiffer for a graph that must not run, or is more than an update."""
     refused = compat.refused_graph(gm)
     if refused:
         raise LanesDiffer(refused)
@@ -36,14 +36,14 @@ def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
 
 
 class Chosen(LanesDiffer):
-    """A number of a lane chooses a way: such lanes are of other kinds."""
+    """The step branches on a number of a lane, so such lanes are of different kinds."""
 
     constants_help = False
 
 
 def backend_of(traced: Traced) -> Callable[..., Any]:
-    """A backend of Dynamo's that adds a LedStep to the current trace for each graph."""
-    # Dynamo keeps each backend that it was ever given
+    """Return a backend for Dynamo that adds a LedStep for each graph to the trace."""
+    # Dynamo keeps a reference to each backend that it has received
     owner = weakref.ref(traced)
 
     @compat.refusals_pass(BACKEND)

@@ -1,4 +1,4 @@
-"""Buffers that have a number for each block of a lane's elements."""
+"""Buffers with one number for each block of a lane's elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir.graph import Extern, Graph
 
 
 def block_sizes(graph: Graph) -> dict[int, int]:
-    """The size of blocks, by buffer."""
+    """Return the size of blocks, by buffer."""
     found: dict[int, int] = {}
     for n in graph.nodes:
         if isinstance(n, Extern):
@@ -26,5 +26,8 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layout_for(lane: Layout, size: int) -> Layout:
-    """The layout of the numbers of a lane's blocks of this size; 0: the lane's own."""
+    """Return the layout of the numbers of a lane's blocks of this size.
+
+    Size 0: the lane's own layout.
+    """
     return ((count(numel(lane[0]), size),), (1,)) if size else lane

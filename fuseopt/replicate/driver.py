@@ -1,13 +1,13 @@
 """Run the step of an optimizer with many lanes, of which Dynamo traces a few models.
 
 Each kind of lanes has a model, a lane that belongs to no optimizer. Dynamo compiles the
-step of an optimizer that has only the models; the captured graph is extended to all
-lanes. That this equals the whole step is proven of its code, and rehearsed. Whatever it
-may depend on without a guard of Dynamo's is compared at each call. Where any of this
+step of an optimizer that has only the models; fuseopt extends the captured graph to all
+lanes. A proof about the code, and rehearsals, show that this equals the whole step.
+Each call compares what it may depend on without a guard of Dynamo's. If any of this
 fails, Dynamo traces the whole step. A new kind of lanes needs a new trace.
 
-Dynamo never sees the optimizer, only its shadow, which has the models. What the step
-writes there is written to all lanes when the step is launched.
+Dynamo never reads the optimizer, only its shadow, which has the models. The launch of
+the step writes to all lanes what the step wrote there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .writes import Gives, Writes
 log = logging.getLogger("fuseopt.replicate")
 
 NOTHING = Found([])
-#: Attempts of one call, when lanes turn out to differ from what was assumed.
+#: The number of attempts of one call if lanes differ from an assumption.
 TRIES = 4
 REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 
@@ -64,11 +64,11 @@ REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 class LedOptimizer:
     """The step of one optimizer, led by models of its lanes.
 
-    `why`: the reason why it no longer is, or "". `told`: the list to which its Reports
-    are added. `outward`: given if lanes are parts of tensors, which a step may only
-    treat element by element; maps the writes to the optimizer of the parts to all
+    `why`: the reason why models no longer lead it, or "". `told`: the list to which its
+    Reports are added. `outward`: given if lanes are parts of tensors, which a step may
+    only treat element by element. It maps writes to the optimizer of the parts to all
     writes. `around`: calls around the step, in the same launch; see there. `packing`:
-    what lanes keep packed.
+    the packed format of lanes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LedOptimizer:
         config = resolve(None, options)
         self.why = "the option verify is on" if config.verify else ""
         self.hindrance = LASTING
-        #: lead the step even for few lanes, or for lanes that are unlike?
+        #: True to lead the step even for few or unlike lanes
         self.force_lanes = False
         self.state_guard, self.pending = StateGuard(), Pending()
         self.outward = outward
@@ -94,29 +94,29 @@ class LedOptimizer:
         common = function, config, self.state_guard, self.pending, told
         self.task = Task(*common, parts, around, packing)
         self.proof: Proof | None = None
-        self.calls, self.proven = 0, -1  # the call in which the proof was made
+        self.calls, self.proven = 0, -1  # the call that made the proof
         self.lanes: Lanes | None = None
         self.recent = Recent()
         self.models = self._new_models(0, False, False)
         self.traces: list[Trace] = []
         self.trace: Trace | None = None
-        #: may lanes of other sizes, or that count other steps, have one model?
+        #: True if lanes with different step counts (or sizes) may have one model
         self.counters = True
         self.ignore_sizes = around is None or not around.measures
-        #: does tracing make state for lanes that have none?
+        #: True if tracing creates state for lanes without state
         self.makes_state = False
-        #: the last call, or the one that is under way
+        #: the last call, or the current one
         self.call = Call(None, NOTHING, compiled_nothing=False)
         #: the graph that ran last
         self.stepped: Gives | None = None
-        # new states in this call, of lanes that have none
+        # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        # did the last call end normally? Did the one before it compile nothing?
+        # the last call ended normally; the one before it compiled nothing
         self._sound = True
         self._steady = False
 
     def shadow_of_all(self) -> Any:
-        """A shadow of the optimizer with all lanes, for a rehearsal."""
+        """Return a shadow of the optimizer with all lanes, for a rehearsal."""
         every = Shadow(self.call.optimizer, follows=True)
         every.refresh(self.call.optimizer)
         return every.itself
@@ -126,7 +126,7 @@ class LedOptimizer:
         self._cut_off(False)
 
     def wants(self, optimizer: Optimizer) -> bool:
-        """Is the step of this optimizer to be led?"""
+        """May models lead the step of this optimizer?"""
         if self.why and not self.hindrance.stands(optimizer):
             self.why, self.hindrance = "", LASTING
         led = self.force_lanes or self.lanes is not None
@@ -138,8 +138,8 @@ class LedOptimizer:
         return self.call.optimizer is not None
 
     def want(self) -> None:
-        """Lead even few or unlike lanes: gradients come and go, and each time the whole
-        step would be traced again.
+        """Lead even few or unlike lanes: the whole step would be retraced whenever
+        different lanes have gradients.
         """
         self.force_lanes = True
         if self.why.endswith(UNLIKE):
@@ -154,12 +154,12 @@ class LedOptimizer:
         given: PendingGradients | None = None,
         aside: TailArguments = NO_ASIDE,
     ) -> bool:
-        """Do one step; False, with `why`, if nothing was done.
+        """Do one step; return False, with `why`, if nothing was done.
 
-        `make(backend)` compiles the step's function, or raises NotTraced when it is run
-        without Dynamo: then nothing was done, and `why` is "". `given`: gradients that
-        parameters do not have yet; PartMismatch: they cannot have them, and nothing was
-        done.
+        `make(backend)` compiles the step's function, or raises NotTraced if Dynamo
+        would run it uncompiled: nothing was done, and `why` is "". `given`: gradients
+        not yet assigned to parameters. PartMismatch: a parameter cannot have its
+        gradient; nothing was done.
         """
         while True:
             call = Call(optimizer, NOTHING, given=given, aside=aside)
@@ -170,14 +170,14 @@ class LedOptimizer:
                 return False
             if self.hindrance is not LASTING:
                 return False
-            # again, with kinds whose lanes differ in less
+            # again, with kinds whose lanes are more alike
             if self.ignore_sizes and self.lanes is not None and self.lanes.reshaped():
                 self.ignore_sizes = False
             elif self.counters and self.models.counted:
                 self.counters, self.ignore_sizes = False, True
             else:
                 self._start_anew()
-                if self.counters and not self.why.endswith(UNLIKE):  # which line?
+                if self.counters and not self.why.endswith(UNLIKE):  # find the line
                     self.why = prove(self.function, optimizer).why or self.why
                 log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
                 return False
@@ -185,7 +185,7 @@ class LedOptimizer:
             self.why = ""
 
     def _pause(self, traced: bool) -> None:
-        """Keep nothing of the optimizer; `traced`: but what was traced."""
+        """Release all of the optimizer; `traced`: keep the traces."""
         self._start_anew(traced)
         self.state_guard.forget()
         for trace in self.traces:
@@ -204,7 +204,7 @@ class LedOptimizer:
         return Models(groups, ignore_sizes, counters, columns, packing)
 
     def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
-        """Do one step; False, with `why`, if nothing was done."""
+        """Do one step; return False, with `why`, if nothing was done."""
         self.calls += 1
         compiled_nothing = self.call.compiled_nothing
         if not self._sound:
@@ -241,7 +241,7 @@ class LedOptimizer:
         except REFUSALS as error:
             reraise(error)
             self.pending.check_unbegun(error)
-            self._sound = True  # and all of it is made anew, if anything
+            self._sound = True  # a later call makes everything anew
             self.why = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
@@ -251,7 +251,7 @@ class LedOptimizer:
             lasting = isinstance(error, OUT_OF_MEMORY) or compat.must_fail()
             if lasting or call.entered:
                 raise
-            # whatever it is, the whole step says it again if it is the step's own
+            # if the step itself raises this, the whole step raises it again
             self._sound = True
             reason = str(error).strip().partition("\n")[0]
             self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
@@ -263,8 +263,8 @@ class LedOptimizer:
         return False
 
     def _cut_off(self, steady: bool) -> None:
-        """Compare nothing with the last call, which an exception ended. `steady`:
-        nothing was compiled in it.
+        """Compare nothing with the last call, which an exception ended. `steady`: that
+        call compiled nothing.
         """
         self.state_guard.forget()
         if not steady:
@@ -328,11 +328,11 @@ class LedOptimizer:
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The models that Dynamo was given, by number."""
+        """The models that Dynamo traces, by number."""
         return () if self.trace is None else self.trace.active
 
     def _look(self, optimizer: Any) -> Found | None:
-        """Set `lanes` to those of a recent call that hold; their tensors, or None."""
+        """Set `lanes` to matching recent ones; return their tensors, or None."""
         if self.recent.helper is None:
             self.recent.helper = self.helper
         record = self.state_guard.struct, self.call.given
@@ -356,7 +356,7 @@ class LedOptimizer:
         return self.trace.steps[-1].helper if self.trace and self.trace.steps else None
 
     def _survey(self, call: Call, anew: bool = False) -> Found:
-        """Group all lanes into kinds; `anew`: not by those of the last call."""
+        """Group all lanes into kinds; `anew`: do not reuse the last call's kinds."""
         optimizer = call.optimizer
         call.put_gradients()
         assert self.proof is not None
@@ -379,14 +379,14 @@ class LedOptimizer:
         return self._known(lanes, optimizer)
 
     def _known(self, lanes: Lanes, optimizer: Any) -> Found:
-        """Take `lanes` for those of `optimizer`; returns their tensors."""
+        """Record `lanes` as those of `optimizer`; return their tensors."""
         tensors = self._taken(lanes, optimizer)
         if tensors is None:
             raise LanesDiffer("optimizer state changed while lanes were being grouped")
         return tensors
 
     def _taken(self, lanes: Lanes, optimizer: Any, young: bool = False) -> Found | None:
-        """As `_known`; None if they are not what they seem. `young`: see Look."""
+        """Do the same as `_known`; None if state has changed. `young`: see Look."""
         if not (self.force_lanes or self.task.parts):
             check_alike(lanes)
         self.models.take(lanes)
@@ -407,8 +407,8 @@ class LedOptimizer:
     def survey_holds(self) -> None:
         """Raise LanesChanged if lanes that were alike no longer are.
 
-        Each call compares which objects lanes hold. The dtype or shape of one of them
-        changes in place (`p.data = ...`); a plan notices, but not the first of a graph.
+        Each call compares the objects that lanes hold. `p.data = ...` changes a dtype
+        or shape in place. Plans detect that, but the first plan of a graph does not.
         """
         lanes = self.lanes
         assert lanes is not None
@@ -430,7 +430,7 @@ class LedOptimizer:
                 raise LanesDiffer("lanes of one kind get different state")
 
     def prove(self) -> Proof:
-        """A proof, made once a call, that lanes are alike. Raises LanesDiffer."""
+        """Return a proof, made per call, that lanes are alike. Raises LanesDiffer."""
         if self.proof is None or self.proven != self.calls:
             optimizer = self.call.optimizer
             self.counters = self.counters and compat.can_stay_symbolic()
@@ -443,7 +443,7 @@ class LedOptimizer:
         return self.proof
 
     def allow(self, proof: Proof) -> None:
-        """Raise LanesDiffer where a proof is none for these lanes."""
+        """Raise LanesDiffer if a proof does not hold for these lanes."""
         reshaped = self.lanes is not None and self.lanes.reshaped()
         why = proof.why_not(reshaped, self.task.parts)
         if why:

@@ -2,8 +2,8 @@
 
 The step runs on a double of the optimizer, whose tensors have no contents, except
 zero-dimensional ones. A dispatch mode records, for each lane, the ATen calls on its
-tensors, with their numbers; tensors are named by their role in the lane. Two lanes with
-equal records are treated alike. The optimizer itself is not changed.
+tensors, with their numbers. It names tensors by their role in the lane. The step treats
+two lanes with equal records alike. The optimizer itself does not change.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Record(NamedTuple):
 
     `lanes`: the calls of each lane. `shared`: the calls that change tensors of no lane.
     `states`: the state of each lane afterwards; `rest`: all else that the optimizer
-    holds. `paths`: the ways that the code took at its branches. `reads`: did the step
-    read numbers from tensors? `beyond`: the first op on tensors with dimensions that
-    does more than treat each element alike; "": none.
+    holds. `paths`: the branches that the code took. `reads`: True if it read numbers
+    from tensors. `beyond`: the first op on tensors with dimensions that does more than
+    treat each element alike, or "".
     """
 
     lanes: dict[int, list[Any]]
@@ -63,9 +63,9 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         self.lanes: dict[int, list[Any]] = collections.defaultdict(list)
         self.made: dict[int, int] = collections.Counter()
         self.shared: list[Any] = []
-        self.viewed: set[int] = set()  # storages of no lane that several tensors see
-        #: the result of the last call if that took no tensors; and the results of such
-        #: calls that torch at once replaced by a detached tensor
+        self.viewed: set[int] = set()  # storages of no lane with several views
+        #: The result of the last call if it took no tensors. `replaced`: ids of such
+        #: results that torch replaced at once by a detached tensor.
         self.last_made: Any = None
         self.replaced: set[int] = set()
         self.reads = False
@@ -85,7 +85,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         self.places[where] = None if where in self.places or not t.numel() else t
 
     def _of(self, t: torch.Tensor) -> Known:
-        """The record of a tensor, or of one with the same memory and layout."""
+        """Return the record of a tensor, or of one with the same memory and layout."""
         identity = self.known.get(id(t))
         if id(t) in self.replaced:
             raise LanesDiffer("several tensors alias one scalar")
@@ -132,11 +132,11 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         last, self.last_made = self.last_made, None
         if func is _DETACH and args[0] is last and identities[0].real:
             return self._instead(args[0], func(*args, **kwargs))
-        # the result of a call without tensors is real where it has no dimensions
+        # the result of a call without tensors is real if it has no dimensions
         real = all(k.real for k in identities) if identities else not bound.get("size")
-        if func is _ITEM and (not real or self._is_own(args[0])):
+        if func is _ITEM and (not real or self._is_of_one_lane(args[0])):
             return self._number(func, args[0])
-        # before it runs: a call in place changes what it reads
+        # before the call: in place, it changes the tensors that it reads
         named_args = self._names(bound, lists)
         if real:
             out = func(*args, **kwargs)
@@ -152,25 +152,24 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     def _instead(
         self, original: torch.Tensor, replacement: torch.Tensor
     ) -> torch.Tensor:
-        """Some of torch's functions return `result.detach()` of the call they make: the
-        replacement takes over the original's record, and the original is not used
-        again.
+        """Move the record of a result to the detached tensor that replaces it. Some of
+        torch's functions return `result.detach()`, and the original is not used again.
         """
         self.double.know(replacement, self._of(original))
         self.replaced.add(id(original))
         self.places[self._where(replacement)] = replacement
         return replacement
 
-    def _is_own(self, t: torch.Tensor) -> bool:
-        """Is it a number of one lane, such as its step counter? Its value may differ
-        from lane to lane, and a trace does not read it either.
+    def _is_of_one_lane(self, t: torch.Tensor) -> bool:
+        """Is this a number of one lane, such as its step counter? Its value may differ
+        between lanes, and a trace does not read it either.
         """
         return self._of(t).lane >= 0 and t.is_floating_point()
 
     def _number(self, func: Any, t: torch.Tensor) -> float:
-        """A stand-in for a number read from a lane's tensor: it depends only on the
-        number of calls of the lane so far, and on whether this is the run with
-        `perturb`. Raises LanesDiffer for a tensor of no lane, or of integers.
+        """Return a stand-in for a number read from a lane's tensor. It depends only on
+        the lane's number of calls so far, and on whether `perturb` is given. Raises
+        LanesDiffer for a tensor of no lane, or of integers.
         """
         identity = self._of(t)
         if identity.lane < 0 or not t.is_floating_point():
@@ -219,7 +218,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     def _hollow(
         self, func: Any, args: Any, kwargs: Any, bound: Any, written: Any
     ) -> Any:
-        """The result of a call on tensors without contents."""
+        """Return the result of a call on tensors without contents."""
         for name in written:
             for t in tensors_in(bound[name]):
                 identity = self._of(t)
@@ -253,7 +252,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         return "temp", self.made[lane]
 
     def _adopt(self, lane: int, t: torch.Tensor, func: Any) -> None:
-        """A lane changes a tensor of no lane: from now on the tensor is the lane's."""
+        """Give a tensor of no lane to the lane that changes it."""
         identity = self._of(t)
         if identity.lane == lane:
             return
@@ -269,7 +268,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         """Record one call, or one position of a call of lists."""
         lane = self._owner(func, tensors)
         if lane >= 0:
-            # in lanes of other sizes, shapes are compared with the parameter's
+            # lanes of several sizes compare shapes with the parameter's
             near = self.double.near[lane]
             shapes = [shape_beside(t, near) for t in results if near is not None]
             self.lanes[lane].append((func, name, shapes))
@@ -342,8 +341,8 @@ def _dispatch(
     return self.paths.hidden(self._call, func, args, kwargs or {})
 
 
-# assigned after the class is made: in a new class torch would wrap it with
-# torch.compiler.disable, which costs time at each call; `rehearse` is disabled once
+# In a new class torch would wrap this with torch.compiler.disable, which costs time at
+# each call. So it is assigned later, and `rehearse` is disabled once.
 _Calls.__torch_dispatch__ = _dispatch
 
 
@@ -357,8 +356,8 @@ def rehearse(
 ) -> Record:
     """Run `function`, the step of `optimizer`, for some of its lanes.
 
-    `perturb` changes the numbers that it sees. Raises LanesDiffer where the calls
-    cannot be attributed to single lanes.
+    `perturb` changes the numbers that the step reads. Raises LanesDiffer if a call does
+    not belong to a single lane.
     """
     double = Double(optimizer, lanes, members, perturb)
     paths = Paths()

@@ -1,9 +1,9 @@
-"""Extend the captured step of models to the lanes that they stand for.
+"""Extend the captured step of models to all lanes of the models.
 
-Every row of a node that belongs to a model is replaced by one for each of its lanes,
-with buffers, values and numbers of its own. Whatever belongs to no lane (a tensor
-learning rate, `1 - beta`) is shared by all. The models' own buffers remain, but nothing
-reads or writes them; their numbers become NOTHING.
+In the new nodes, each lane of a model has a row in place of the model's row, with its
+own buffers, values and numbers. All lanes share whatever belongs to no lane, such as a
+tensor learning rate or `1 - beta`. The models' buffers remain, but nothing reads or
+writes them; their numbers become NOTHING.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 class Extended:
     """The captured step of all lanes.
 
-    `copies`: (buffer that the step returns, m) -> the buffer of lane m of its model;
-    `numbers`: the same of numbers that belong to models. `order`: the tensors of a
-    call, as (source in the captured step, COMMON or m). `asked`: (argument, m) of the
-    numbers of lanes that are passed behind all arguments. `owners`, `number_owners`:
-    the model of each buffer and number, or COMMON. The owners of `captured` are the
-    lanes of all models, one model after the other.
+    `copies`: (buffer that the step returns, m) -> the buffer of lane m of its model.
+    `numbers`: the same for numbers of models. `order`: the tensors of a call, as
+    (source in the captured step, COMMON or m). `asked`: (argument, m) of the numbers of
+    lanes that a call passes after all arguments. `owners`, `number_owners`: the model
+    of each buffer and number, or COMMON. The owners of `captured` are the lanes of all
+    models, one model after the other.
     """
 
     captured: Captured
@@ -63,8 +63,8 @@ class Extended:
 
 
 class _Owners:
-    """The model that owns each buffer, row and expression of a captured step, or
-    COMMON. `rows`: those of all nodes, in order; `owners`: the model of each.
+    """The model that owns each buffer, row and expression of a step, or COMMON. `rows`:
+    those of all nodes, in order; `owners`: the model of each.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class _Owners:
         self.owners = [COMMON] * len(self.rows)
         while self._spread():
             pass
-        self._take_along()
+        self._own_unused_views()
 
-    def _take_along(self) -> None:
+    def _own_unused_views(self) -> None:
         """Give a view that no call uses the owner of its storage's other buffers."""
         graph = self.graph
         touched = {graph.values[v] for n in self.rows for v in (*n.reads, *n.writes)}
@@ -106,7 +106,7 @@ class _Owners:
                 (self.buffers[b],) = owners
 
     def _spread(self) -> bool:
-        """One more pass over the rows; True if something got another owner."""
+        """Pass over the rows once more; return True if an owner changed."""
         graph, changed = self.graph, False
         readers: dict[int, set[int]] = {}
         for k, node in enumerate(self.rows):
@@ -161,13 +161,13 @@ def extend(
 ) -> Extended:
     """Extend the captured step of models to their lanes.
 
-    `source[s]`: the model to which source s belongs, or COMMON; `given[k]`: the same of
-    argument k, a number, of `n_args` arguments. `led[model]`: the number of its lanes.
-    `late`: the sources that may be other tensors at each call, which come last.
-    `layouts[model]`: of its parameter, then of its lanes' parameters, where these
-    differ in size. `hollow`: sources that are no tensors of a call. Raises CaptureError
-    where a call mixes lanes, and where a model whose lanes differ in size does more
-    than arithmetic on elements.
+    `source[s]`: the model of source s, or COMMON. `given[k]`: the model of argument k,
+    a number, of `n_args` arguments. `led[model]`: the number of its lanes. `late`: the
+    sources whose tensors may change at each call, which come last. `layouts[model]`:
+    for lanes of several sizes, the layout of the model's parameter, then of its lanes'
+    parameters. `hollow`: sources that are not tensors of a call. Raises CaptureError if
+    a call mixes lanes, or if lanes of several sizes have more than arithmetic on
+    elements.
     """
     return _Extension(captured, source, led, late, layouts, given, n_args, hollow).run()
 
@@ -196,7 +196,7 @@ class _Extension:
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
         owned = [(s, x) for s, x in enumerate(source) if s not in hollow]
-        order += [(s, m) for s, owner in owned for m in range(self._led(owner))]
+        order += [(s, m) for s, owner in owned for m in range(self._count(owner))]
         order.sort(key=lambda place: place[0] in late)
         self.order = tuple(order)
         self.statics = sum(s not in late for s, _ in order)
@@ -211,7 +211,7 @@ class _Extension:
         self.numbers: list[Expr] = []
         self.new_expr: dict[tuple[int, int], int] = {}
 
-    def _led(self, owner: int) -> int:
+    def _count(self, owner: int) -> int:
         return 0 if owner == COMMON else self.led[owner]
 
     def run(self) -> Extended:
@@ -224,7 +224,7 @@ class _Extension:
             if isinstance(node, Extern):
                 owner = next(owners)
                 nodes += [node] if owner == COMMON else []
-                nodes += [self._extern(node, m) for m in range(self._led(owner))]
+                nodes += [self._extern(node, m) for m in range(self._count(owner))]
             else:
                 extended = self._node(node, [next(owners) for _ in range(node.rows)])
                 nodes += [extended] if extended.rows else []
@@ -232,7 +232,7 @@ class _Extension:
         outputs = [b for b in self.graph.outputs if owner_of[b] == COMMON]
         copies: dict[tuple[int, int], int] = {}
         for b in self.graph.outputs:
-            for m in range(self._led(owner_of[b])):
+            for m in range(self._count(owner_of[b])):
                 copies[b, m] = self.new_buffer[b, m]
                 outputs.append(copies[b, m])
         captured = self.captured
@@ -301,7 +301,7 @@ class _Extension:
                 raise CaptureError("the step returns a tensor that belongs to no lane")
 
     def _layout(self, k: int, b: Buffer, owner: int, m: int) -> Buffer:
-        """The model's buffer k, `b` in its place, with the sizes of its lane m."""
+        """Return the model's buffer k, now `b`, with the sizes of its lane m."""
         if owner not in self.layouts or (b.numel == 1 and k not in self.blocks):
             return b
         shape, stride = layout_for(self.layouts[owner][1 + m], self.blocks.get(k, 0))
@@ -312,7 +312,7 @@ class _Extension:
     def _copy_buffers(self) -> None:
         graph, owners = self.graph, self.owners.buffers
         storages = max((b.storage for b in graph.buffers), default=0)
-        holders: dict[int, set[int]] = {}  # the owners of a storage's buffers
+        holders: dict[int, set[int]] = {}  # storage -> the owners of its buffers
         ends: dict[int, int] = {}
         for b, buffer in enumerate(graph.buffers):
             holders.setdefault(buffer.storage, set()).add(owners[b])
@@ -325,7 +325,7 @@ class _Extension:
         new_storage: dict[tuple[int, int], int] = {}
         for b, buffer in enumerate(graph.buffers):
             owner = owners[b]
-            for m in range(self._led(owner)):
+            for m in range(self._count(owner)):
                 storage = buffer.storage
                 if len(holders[storage]) > 1:
                     # a stack of numbers of several lanes
@@ -348,13 +348,13 @@ class _Extension:
     def _copy_values(self) -> None:
         graph, owners = self.graph, self.owners.buffers
         for v, b in enumerate(graph.values):
-            for m in range(self._led(owners[b])):
+            for m in range(self._count(owners[b])):
                 self.new_value[v, m] = len(self.values)
                 self.values.append(self.new_buffer[b, m])
         for b in range(len(graph.buffers)):
             if owners[b] != COMMON:
                 self.initial[b] = self.final[b] = -1
-            for m in range(self._led(owners[b])):
+            for m in range(self._count(owners[b])):
                 for new, old in (
                     (self.initial, graph.initial),
                     (self.final, graph.final),
@@ -365,7 +365,7 @@ class _Extension:
     # ---------------------------------------------------------------- numbers
 
     def _copy_scalars(self) -> None:
-        """The program of numbers, then a copy of each model's numbers for each lane."""
+        """Write the program of numbers, then a copy of each model's for each lane."""
         numbers, owners, exprs = self.graph.numbers, self.owners.exprs, self.numbers
         for expr, owner in zip(numbers, owners, strict=True):
             moved = isinstance(expr, Item)
@@ -374,7 +374,7 @@ class _Extension:
             else:
                 exprs.append(self._expr(expr, COMMON) if moved else expr)
         for i, expr in enumerate(numbers):
-            for m in range(self._led(owners[i])):
+            for m in range(self._count(owners[i])):
                 self.new_expr[i, m] = len(exprs)
                 exprs.append(self._expr(expr, m))
 
@@ -391,7 +391,7 @@ class _Extension:
         return self.new_expr.get((index, m), index)
 
     def _mapped(self, x: Any, m: int) -> Any:
-        """The arguments of lane m, in place of its model's."""
+        """Return the arguments of lane m, in place of its model's."""
         if isinstance(x, Sym):
             return Sym(self._sym(x.index, m), x.is_float)
         if isinstance(x, (TensorRef, NumberRef)):
@@ -407,11 +407,11 @@ class _Extension:
     def _node(
         self, node: ForeachSchedulerNode, owners: Sequence[int]
     ) -> ForeachSchedulerNode:
-        """A node with a row for each lane in place of its model's."""
+        """Return a node with a row for each lane in place of its model's row."""
         rows = [
             (k, m)
             for k, owner in enumerate(owners)
-            for m in ((COMMON,) if owner == COMMON else range(self._led(owner)))
+            for m in ((COMMON,) if owner == COMMON else range(self._count(owner)))
         ]
         value = self.new_value
 
@@ -431,7 +431,7 @@ class _Extension:
         )
 
     def _extern(self, node: Extern, m: int) -> Extern:
-        """The call of lane m, in place of its model's."""
+        """Return the call of lane m, in place of its model's."""
         if node.ordered:
             raise CaptureError(f"{node.name} draws random numbers\n{node.line}")
         call = self.captured.calls[node.payload]

@@ -1,4 +1,4 @@
-"""Create the state of all lanes that have none, as tracing creates it for models."""
+"""Create the state of all lanes without state, as tracing creates it for models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..inputs.lanes import Lanes
 def first_state(
     optimizer: Optimizer, shadow: Any, lanes: Lanes
 ) -> dict[torch.Tensor, dict[str, Any]]:
-    """The new state by parameter, of the lanes without one.
+    """Return the new state of the lanes without state, by parameter.
 
     `shadow`: a shadow of the optimizer with all lanes. Raises LanesDiffer.
     """
@@ -35,7 +35,7 @@ def first_state(
 
 
 def with_state(optimizer: Any, fresh: Mapping[torch.Tensor, Any]) -> Any:
-    """A view of an optimizer, with state that lanes get in this call."""
+    """Return a view of an optimizer with the state that lanes get in this call."""
     state = {**optimizer.state, **fresh}
     return types.SimpleNamespace(state=state, param_groups=optimizer.param_groups)
 

@@ -1,7 +1,7 @@
 """Results of ATen calls on tensors without contents: tensors of the right layouts.
 
-The layouts are those of the same call on meta tensors, which is made once for all calls
-with equal arguments.
+The same call on meta tensors gives the layouts. It runs once for all calls with equal
+arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class HollowResults:
         self._layouts: dict[Any, Any] = {}
 
     def of(self, func: Any, args: Any, kwargs: Any, bound: Any) -> Any:
-        """The results of a call that writes none of its arguments; `bound`: these, by
-        name. Raises LanesDiffer for a call that meta tensors do not support.
+        """Return the results of a call that writes none of its arguments.
+
+        `bound`: the arguments by name. Raises LanesDiffer for a call that meta tensors
+        do not support.
         """
         key = (func, self._layout(args), self._layout(kwargs))
         layouts = self._layouts.get(key)
@@ -70,7 +72,7 @@ class HollowResults:
         return self.scratch.make(*layouts)
 
     def _layout(self, x: Any) -> Any:
-        """All of an argument that layouts of results depend on, as a key."""
+        """Return a key of the parts of an argument that decide layouts of results."""
         if isinstance(x, torch.Tensor):
             return x.shape, x.stride(), x.dtype, x.device
         if isinstance(x, (list, tuple)):

@@ -1,9 +1,9 @@
-"""Models: for each kind of lanes a lane that stands for them, which Dynamo traces.
+"""Models: for each kind of lanes a lane in their place, which Dynamo traces.
 
-A model is a parameter, a gradient and a state like those of the lanes that it stands
-for, and belongs to no optimizer. Its tensors have memory only while they are traced or
-captured. It is kept when its lanes are gone, so that one trace serves whichever lanes
-have gradients, or state, in a call.
+A model is a parameter, a gradient and a state like those of its lanes, and belongs to
+no optimizer. Its tensors have memory only during a trace or a capture. Models outlive
+their lanes. So one trace serves a call no matter which lanes have gradients or state in
+it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .packed import Tensors as Packed
 COUNTED = 301
 #: The role of a tensor beside a parameter that does not belong to the optimizer.
 BESIDE = "beside"
-#: The most models of an optimizer, or of each of its kinds of lanes if that is more:
-#: without state and with it, with a gradient and without.
+#: The largest number of models of an optimizer, or of each kind of lanes if that is
+#: more. A kind needs models with and without state, with and without gradient.
 MOST, MOST_OF_A_KIND = 48, 4
 
 
 class Models:
     """The models of an optimizer's kinds of lanes, by number.
 
-    `of`: the model by the key of a kind. `params`, `groups`: of each model its
-    parameter and the number of its group; `state`: by parameter, as the optimizer's.
-    `beside`: by model, a tensor for each of `columns`; a column maps the parameter's
-    dtype to that of the tensor, None: the tensor is a number. `packing`: what lanes
-    keep packed.
+    `of`: the model by the key of a kind. `params`, `groups`: each model's parameter and
+    the number of its group. `state`: by parameter, as the optimizer's. `beside`: by
+    model, a tensor for each of `columns`. A column maps the parameter's dtype to that
+    of the tensor; for None, the tensor is a number. `packing`: the packed format of
+    lanes.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Models:
         self.columns = columns
         self.beside: dict[int, list[torch.Tensor]] = {}
         self.packing = packing
-        #: by the number that a model counts: the model, the key of its state
+        #: by a model's counter value: (the model, the key in its state)
         self.counted: dict[int, tuple[int, str]] = {}
-        #: the same by identity of that number: no other object is it
+        #: the same by the id of that integer object, which nothing else uses
         self.stand_ins: dict[int, tuple[int, str]] = {}
         self._next = COUNTED
         self._most = MOST
-        #: have the models' tensors memory now?
+        #: True while the models' tensors have memory
         self.filled = False
 
     def take(self, lanes: Lanes) -> None:
-        """Have a model for each kind of some lanes."""
+        """Ensure that each kind of some lanes has a model."""
         self._most = max(self._most, MOST_OF_A_KIND * len(lanes.kinds))
         for kind in lanes.kinds:
             if kind.key not in self.of:
@@ -78,15 +78,17 @@ class Models:
             kind.model = self.of[kind.key]
 
     def twin(self, number: int) -> int:
-        """A copy of a model that stands for no lanes: with two models in a trace, a
-        tensor shared by all lanes is told apart from one of a single lane.
+        """Return a copy of a model without lanes.
+
+        With two models in a trace, fuseopt can distinguish a tensor that all lanes
+        share from a tensor of one lane.
         """
         if number not in self._twins:
             self._twins[number] = self._copy(number)
         return self._twins[number]
 
     def without_gradients(self, numbers: Iterable[int]) -> set[int]:
-        """Models like these, but for the gradient, which they lack."""
+        """Return models like these, but without a gradient."""
         models = set()
         for number in [*numbers]:
             p = self.params[number]
@@ -113,7 +115,7 @@ class Models:
         group: int,
         grad: bool = True,
     ) -> int:
-        """Add a model like a parameter and its state; returns its number."""
+        """Add a model like a parameter and its state; return its number."""
         number, p = len(self.params), without_contents(of)
         if grad and of.grad is not None:
             p.grad = without_contents(of.grad)
@@ -134,11 +136,11 @@ class Models:
         return number
 
     def _count(self, number: int) -> None:
-        """Give each integer in a model's state a value that no other one has."""
+        """Give each integer in a model's state a value that no other integer has."""
         state = self.state.get(self.params[number], {})
         for key, value in state.items() if self.counters else ():
             if type(value) is int and (number, key) not in self.counted.values():
-                # an object that no other code has: small integers are shared
+                # an object without other references: Python caches small integers
                 while self._next is int(str(self._next)):
                     self._next += 100
                 state[key] = self._next
@@ -147,7 +149,9 @@ class Models:
                 self._next += 2
 
     def adopt(self, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> bool:
-        """Take over state that tracing created for models without; was there any?"""
+        """Take over state that tracing created for models; return True if there was
+        any.
+        """
         keys = {number: key for key, number in self.of.items()}
         adopted = False
         for number, p in enumerate(self.params):
@@ -178,34 +182,37 @@ class Models:
         self.of.setdefault(self._key(kind.model), kind.model)
 
     def members(self, lanes: Lanes) -> list[list[int]]:
-        """The lanes that each model stands for."""
+        """Return the lanes of each model."""
         members: list[list[int]] = [[] for _ in self.params]
         for kind in lanes.kinds:
             members[kind.model] = kind.lanes
         return members
 
     def active(self, present: Sequence[int]) -> tuple[int, ...]:
-        """The models to trace for those of some kinds: these, or one and its twin."""
+        """Return the models to trace for the models of some kinds.
+
+        They are the same models, or a single one and its twin.
+        """
         if len(present) == 1:
             return present[0], self.twin(present[0])
         return tuple(present)
 
     def lists(self, active: Iterable[int]) -> list[list[torch.Tensor]]:
-        """The parameters of some models, group by group."""
+        """Return the parameters of some models, group by group."""
         lists: list[list[torch.Tensor]] = [[] for _ in range(self.n_groups)]
         for number in active:
             lists[self.groups[number]].append(self.params[number])
         return lists
 
     def states(self, active: Iterable[int]) -> dict[torch.Tensor, dict[str, Any]]:
-        """The state of some models."""
+        """Return the state of some models."""
         params = [self.params[number] for number in active]
         return {p: self.state[p] for p in params if p in self.state}
 
     def lanes(
         self, optimizer: Any, active: Sequence[int]
     ) -> tuple[Lanes, dict[int, int]]:
-        """Some models as the lanes of an optimizer, and the lane of each model."""
+        """Return some models as lanes of an optimizer, and the lane of each model."""
         groups = [
             {**group, "params": params}
             for group, params in zip(
@@ -230,8 +237,9 @@ class Models:
     def layouts(
         self, members: Sequence[Sequence[int]], lanes: Lanes
     ) -> dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
-        """Shapes and strides of each model whose lanes differ in size: its own, then
-        those of its `members`.
+        """Return shapes and strides for each model whose lanes differ in size.
+
+        The model's layout comes first, then those of its `members`.
         """
         layouts = {}
         for model, members_of in enumerate(members):
@@ -241,7 +249,7 @@ class Models:
         return layouts
 
     def roles(self) -> dict[int, tuple[int, Role]]:
-        """By id of each tensor: the number of its model, and its role."""
+        """Return the number of its model, and its role, by id of each tensor."""
         roles: dict[int, tuple[int, Role]] = {}
         for number, p in enumerate(self.params):
             roles[id(p)] = number, (PARAM, "")
@@ -255,7 +263,7 @@ class Models:
         return roles
 
     def packed(self, number: int) -> tuple[Packed, Packed]:
-        """The packed tensors of a model, and those that have no memory for them."""
+        """Return the packed tensors of a model, and the unpacked, without memory."""
         p = self.params[number]
         if self.packing is None or p.grad is None:
             return {}, {}
@@ -263,8 +271,9 @@ class Models:
         return self.packing.of(p, state), self.packing.unpacked(p, state)
 
     def fill(self) -> bool:
-        """Give the models' tensors memory, filled with zeros, to be traced or captured
-        until `empty` is called. False if they have it already.
+        """Give the models' tensors memory, filled with zeros, until `empty` is called.
+
+        A trace or a capture needs it. Returns False if they have memory already.
         """
         if self.filled:
             return False
@@ -296,7 +305,7 @@ class Models:
 
 
 def reach_of(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first of a tensor to behind its last."""
+    """Return the number of elements from the first of a tensor to its last."""
     if 0 in size:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
@@ -309,8 +318,10 @@ def _empty(t: torch.Tensor) -> None:
 
 
 def without_contents(t: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same layout, dtype and device, without memory; a copy of one
-    without dimensions. Raises LanesDiffer for a tensor that is no leaf.
+    """Return a tensor of the same layout, dtype and device, without memory.
+
+    Returns a copy of a tensor without dimensions. Raises LanesDiffer for a tensor that
+    is not a leaf.
     """
     with torch.inference_mode(False), torch.no_grad():
         empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

@@ -1,8 +1,8 @@
-"""Lanes that keep tensors packed: unpacked in a step's kernel, and packed again there.
+"""Lanes with packed tensors, which a step's kernel unpacks and packs again.
 
-The optimizer has tensors of full size for them, which have no memory: a kernel computes
-their contents from the packed ones before the step, and packs what the step leaves in
-them. Nothing else reads them, so they never lie in memory.
+The optimizer has tensors of full size for them, without memory. A kernel computes their
+contents from the packed tensors before the step, and packs them after it. Nothing else
+reads the unpacked contents, so they never lie in memory.
 """
 
 from __future__ import annotations
@@ -18,35 +18,39 @@ from ..errors import CaptureError
 from ..ir.alias import overlaps
 from ..ir.graph import read_by, written_by
 
-#: The tensors of a lane, by name: those that are unpacked, and those that are packed.
+#: The tensors of a lane, by name: the unpacked and the packed ones.
 Tensors = Mapping[str, torch.Tensor]
 
 
 class Packing(Protocol):
-    """What lanes keep packed. `unpack` and `pack` are marked OWN."""
+    """A packed format of lanes' tensors. `unpack` and `pack` are marked OWN."""
 
     def of(
         self, param: torch.Tensor, state: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """The packed tensors of a lane, and those with memory that are packed, by name.
-        The step itself may use the parameter of these, and no other.
+        """Return, by name, the packed tensors of a lane, and the ones with memory to
+        pack.
+
+        Among these, the step itself may use the parameter, and no other tensor.
         """
 
     def unpacked(
         self, param: torch.Tensor, state: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """The tensors of this lane that have no memory, by name."""
+        """Return the tensors of this lane without memory, by name."""
 
     def unpack(self, lanes: Sequence[Tensors]) -> None:
         """Compute the unpacked tensors of each lane."""
 
     def pack(self, lanes: Sequence[Tensors]) -> None:
-        """Pack what the step left in them."""
+        """Pack the contents of these tensors after the step."""
 
 
 def without_memory(captured: Captured, sources: Collection[int]) -> Captured:
-    """The same step, in which these sources are temps. Raises CaptureError where one is
-    read before the step writes it, shares memory, or is returned.
+    """Return the same step, with these sources as temps.
+
+    Raises CaptureError if a source is read before the step writes it, shares memory, or
+    is returned.
     """
     graph = captured.graph
     chosen = {

@@ -17,7 +17,7 @@ _SOURCE = re.compile(
 
 
 def place_of(source: str) -> Place | None:
-    """The Place that Dynamo's source of a number names; None if it is no Place."""
+    """Return the Place that Dynamo's source of a number names, or None."""
     match = _SOURCE.fullmatch(source)
     if not match:
         return None
@@ -27,7 +27,7 @@ def place_of(source: str) -> Place | None:
 
 
 def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an optimizer holds besides its lanes."""
+    """Yield the tensors that an optimizer holds besides its lanes."""
     pending: list[Any] = list(own_attributes(optimizer).values())
     for group in optimizer.param_groups:
         pending += [v for k, v in group.items() if k != "params"]
@@ -42,5 +42,5 @@ def held_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def is_state(source: str | None) -> bool:
-    """Is Dynamo's source of a number in the state of a parameter?"""
+    """Does Dynamo's source of a number name an entry of a parameter's state?"""
     return source is not None and source.startswith("L['self'].state[")

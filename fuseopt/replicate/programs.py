@@ -1,8 +1,8 @@
-"""The programs of a led step: each does the step of some lanes of each model.
+"""Programs of a led step: each does the step of some lanes of each model.
 
-A call whose lanes are among those of a program runs that program, and the others are
-left out: nothing is extended, scheduled or built. In the place of a gradient that is
-missing the program gets a stand-in, which nothing reads.
+A call whose lanes are a subset of a program's lanes runs that program, which leaves out
+the rest. Such a call extends, schedules and builds nothing. For a missing gradient the
+program gets a stand-in, which nothing reads.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from .models import Models, reach_of
 from .results import Results
 from .source import LaneTensors
 
-#: The tensor of a lane, or the index of one that belongs to none.
+#: The tensor of a lane, or the index of a tensor of no lane.
 Where = tuple[int, Role] | int
 Members = Sequence[Sequence[int]]
 Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
-#: Sets of lanes for which a program keeps what it is told of them.
+#: The number of sets of lanes for which a program keeps a Turn.
 TURNS = 8
 
 
 class Turn(NamedTuple):
-    """What a program is told of a set of lanes. `order`, `stand_ins`, `gradients`: see
-    LaneTensors. `taking`: see Binding. `at`: by model, the numbers that its lanes have
-    in the program. `asked`: the integers behind the arguments, by their places in
-    `Found.counters`.
+    """The inputs of a program for one set of lanes.
+
+    `order`, `stand_ins`, `gradients`: see LaneTensors. `taking`: see Binding. `at`: by
+    model, the numbers of its lanes in the program. `asked`: the integers after the
+    arguments, by their places in `Found.counters`.
     """
 
     order: list[int]
@@ -57,9 +58,9 @@ class Turn(NamedTuple):
 class Program:
     """A step of the lanes `members` of each model, of groups with these `lists`.
 
-    `places`: where the tensors of a call come from. `counted`: (model, number of its
-    lane, key of its state) of integers. `like`: by lane, size, strides and dtype of its
-    gradient. `some`: may lanes be left out?
+    `places`: the origins of a call's tensors. `counted`: (model, number of its lane,
+    key of its state) of integers. `like`: by lane, size, strides and dtype of its
+    gradient. `some`: True if a call may leave out lanes.
     """
 
     step: CompiledStep
@@ -72,7 +73,7 @@ class Program:
     like: dict[int, Like]
     some: bool
     turn: Turn = field(init=False)
-    #: the lanes of which those of each call are found, see presence
+    #: the home of the lanes of its calls, see presence
     home: Lanes | None = None
     turns: dict[str, Turn] = field(default_factory=dict)
     _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -81,11 +82,11 @@ class Program:
     )
 
     def of(self, model: int) -> Sequence[int]:
-        """Its lanes of a model, which may be younger than this."""
+        """Return its lanes of a model, which may be newer than the program."""
         return self.members[model] if model < len(self.members) else ()
 
     def has(self, members: Members) -> bool:
-        """Are these its lanes, or some of them that may do without the others?"""
+        """Are these its lanes, or a subset that can leave out the rest?"""
         mine = [self.of(k) for k in self._models]
         asked = [members[k] for k in self._models]
         if self.some:
@@ -93,15 +94,16 @@ class Program:
         return all([*x] == [*y] for x, y in zip(asked, mine, strict=True))
 
     def turn_to(self, lanes: Lanes, members: Members) -> bool:
-        """Do the step of these lanes from now on. False if one that is left out has
-        lost its state.
+        """Do the step of these lanes from now on.
+
+        Returns False if a lane that is left out has lost its state.
         """
         if lanes.home is not None and self.lives_in(lanes.home):
             self.take_part(lanes)
             return True
         found = lanes if lanes.home is None else lanes.home
         key = repr((members, [kind.lanes for kind in found.kinds], lanes.present))
-        turn = self.turns.pop(key, None) or self._turned(lanes, found, members)
+        turn = self.turns.pop(key, None) or self._make_turn(lanes, found, members)
         if turn is None:
             return False
         while len(self.turns) >= TURNS:
@@ -113,9 +115,7 @@ class Program:
         return True
 
     def lives_in(self, home: Lanes) -> bool:
-        """Are the lanes that may have a gradient in some home those of this program,
-        and no others?
-        """
+        """Are the lanes of a home that may have a gradient exactly this program's?"""
         if self.home is home:
             return True
         of_home = {kind.model: kind.lanes for kind in home.kinds if kind.has_grad}
@@ -124,11 +124,11 @@ class Program:
         )
 
     def take_part(self, lanes: Lanes) -> None:
-        """Do the step of those lanes of its home that have a gradient."""
+        """Do the step of the lanes of its home that have a gradient."""
         home = lanes.home
         assert home is not None
         if self.home is not home:
-            self.home = None  # should this be interrupted
+            self.home = None  # in case this is interrupted
             self._live_in(home)
             self.home = home
         present = lanes.present
@@ -140,7 +140,7 @@ class Program:
             at.append([*compress(range(len(some)), taking[first : first + len(some)])])
             first += len(some)
         self.results.at = at
-        # of one that is left out: the number of another, which no lane uses
+        # a lane that is left out gets the number of another lane, unused
         there: dict[tuple[int, str], int] = {}
         for x, i, name in self._counters:
             if present[i]:
@@ -158,8 +158,8 @@ class Program:
         at = {lane: k for k, lane in enumerate(order_of(home))}
         self._at_home = [at[lane] for some in self.members for lane in some]
         counters = {place: k for k, place in enumerate(counter_places(home))}
-        # of each integer behind the arguments: its place among those that are found,
-        # its lane's among the lanes of the home, and what it counts
+        # for each integer after the arguments: its place among the found counters, its
+        # lane's place in the home, and (model, key)
         self._counters = [
             (counters[lane, key], at[lane], (m, key))
             for m, k, key in self.counted
@@ -171,14 +171,16 @@ class Program:
         self.source.turn_to(order, (), gradients, self._instead)
 
     def _instead(self) -> list[torch.Tensor | None]:
-        """See LaneTensors."""
+        """Return the stand-ins; see LaneTensors."""
         return [
             self._stand_in(x[0]) if not isinstance(x, int) and x[1][0] == GRAD else None
             for x in self.places
         ]
 
-    def _turned(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
-        """`found`: the lanes by which these are found."""
+    def _make_turn(self, lanes: Lanes, found: Lanes, members: Members) -> Turn | None:
+        """Return a Turn, or None if a lane lacks state; `found`: lanes that include
+        these.
+        """
         first, known = self.source.n, places(found)
         lacking = set()
         if found is not lanes:
@@ -193,7 +195,7 @@ class Program:
             where if isinstance(where, int) else index.get(where, -1)
             for where in self.places
         ]
-        # the tensors that there are not, behind all others
+        # the missing tensors come after all others
         missing = [k for k, i in enumerate(order) if i < 0]
         for k, i in enumerate(missing, first + len(known)):
             order[i] = k
@@ -211,7 +213,7 @@ class Program:
         counters = {place: k for k, place in enumerate(counter_places(found))}
         for model, k, key in self.counted:
             lane = self.members[model][k]
-            # of one that is left out: the number of another, which no lane uses
+            # a lane that is left out gets the number of another lane, unused
             if lane not in present[model] and members[model]:
                 lane = members[model][0]
             asked.append(counters.get((lane, key), -1))
@@ -227,8 +229,9 @@ class Program:
         )
 
     def _stand_in(self, lane: int) -> torch.Tensor:
-        """A tensor like the gradient of a lane. All have one memory, unless the step
-        writes gradients.
+        """Return a tensor like the gradient of a lane.
+
+        All have one memory, unless the step writes gradients.
         """
         made = self._stand_ins.get(lane)
         if made is None:
@@ -256,16 +259,18 @@ class Program:
 
 
 def _models_of(extended: Extended) -> frozenset[int]:
-    """The models of which a step has tensors."""
+    """Return the models whose tensors a step has."""
     return frozenset(extended.owners) - {COMMON}
 
 
 def may_leave_out(
     plan: Plan, extended: Extended, results: Results, config: Config, models: Models
 ) -> bool:
-    """Can lanes be left out of a plan of all lanes? It must be kernels alone, which
-    read no number of a lane's tensor, do nothing for a lane without a gradient, have no
-    row that belongs to two lanes, and, on a device, reduce nothing.
+    """Can a call leave lanes out of a plan of all lanes?
+
+    The plan must have kernels alone. They must read no number of a lane's tensor and do
+    nothing for a lane without a gradient. None of their rows may belong to two lanes,
+    and on a device they must reduce nothing.
     """
     used = _models_of(extended)
     if any(models.params[k].grad is None for k in used):
@@ -278,11 +283,11 @@ def may_leave_out(
         isinstance(x, Item) and owner != COMMON
         for x, owner in zip(results.numbers, extended.number_owners, strict=True)
     )
-    return kernels and not items and (on_cpu or not reduced) and _apart(plan)
+    return kernels and not items and (on_cpu or not reduced) and _unmixed(plan)
 
 
-def _apart(plan: Plan) -> bool:
-    """Does each row of the kernels' tables belong to one owner, or to none?"""
+def _unmixed(plan: Plan) -> bool:
+    """Does each row of the kernels' tables belong to at most one owner?"""
     owner = plan.captured.owners.get
     return all(
         len({owner(b) for b in row} - {None}) < 2
@@ -297,7 +302,7 @@ def _layout(t: torch.Tensor) -> Like:
 
 
 class Programs:
-    """The programs that are kept, the latest last."""
+    """The programs that fuseopt keeps, the latest last."""
 
     def __init__(self) -> None:
         self.every: list[Program] = []
@@ -306,11 +311,11 @@ class Programs:
         return iter(self.every)
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all programs."""
         self.every.clear()
 
     def find(self, lanes: Lanes, members: Members) -> Program | None:
-        """One that does the step of these lanes now, if need be without others."""
+        """Return a program for the step of these lanes; it may leave out others."""
         fit = [x for x in reversed(self._of(lanes)) if x.has(members)]
         fit.sort(key=lambda x: sum(map(len, x.members)))
         for program in fit:
@@ -321,18 +326,18 @@ class Programs:
         return None
 
     def at(self, home: Lanes | None) -> Program | None:
-        """The one that has this home."""
+        """Return the program that has this home, or None."""
         if home is None:
             return None
         return next((x for x in self.every if x.home is home), None)
 
     def _of(self, lanes: Lanes) -> list[Program]:
-        """The programs in which each lane has the number that it has among these."""
+        """Return the programs with the same lane numbers as these lanes."""
         lists = lanes.lists_of()
         return [x for x in self.every if x.lists == lists]
 
     def wider(self, lanes: Lanes, models: Models, members: Members) -> list[list[int]]:
-        """The lanes of each model, and those that a gradient would make its own."""
+        """Return the lanes of each model, and those that a gradient would add to it."""
         wide, others = [[*x] for x in members], self._of(lanes)
         for key, model in models.of.items():
             p = models.params[model]
@@ -347,8 +352,9 @@ class Programs:
         return wide
 
     def like(self, lanes: Lanes, members: Members) -> dict[int, Like]:
-        """Of each lane size, strides and dtype of its gradient: the one that it has or
-        had, or may get.
+        """Return size, strides and dtype of the gradient of each lane.
+
+        It is the gradient that the lane has, had, or may get.
         """
         found: dict[int, Like] = {}
         for program in self._of(lanes):
@@ -361,8 +367,9 @@ class Programs:
         return found
 
     def home_of(self, program: Program, lanes: Lanes, models: Models) -> Lanes | None:
-        """The home of lanes, for a program that does their step; None where it could
-        not live there.
+        """Return the home of lanes for a program that does their step.
+
+        None if the program cannot have a home.
         """
         if not program.some or any(kind.numbers for kind in lanes.kinds):
             return None
@@ -374,7 +381,7 @@ class Programs:
         return widened(lanes, wide)
 
     def add(self, program: Program, most: int) -> None:
-        """Keep a program, and `most` in all."""
+        """Add a program, and keep the last `most` programs."""
         self.every = [*self.every, program][-most:]
 
 

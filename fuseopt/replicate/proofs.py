@@ -1,9 +1,9 @@
 """Proofs of one graph's step, for parts of an optimizer's lanes that take turns.
 
-Of lanes an analysis sees what kinds of values their state holds, and whether they have
-one dtype and device; all else that it sees belongs to the optimizer or to the code,
-which Dynamo's guards have just found unchanged. So for each bucket of a backward it
-would say again what it said of the first.
+An analysis reads little of lanes: the kinds of values in their state, and whether they
+have one dtype and device. All else that it reads belongs to the optimizer or to the
+code. Dynamo's guards have just found these unchanged. So the analysis of each bucket of
+a backward would repeat the result for the first bucket.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from torch.optim import Optimizer
 
 from ..uniformity import Proof, Unknown, World
 
-#: So many proofs are kept, the last ones.
+#: The number of proofs that are kept, the last ones.
 KEPT = 8
 
 
 class Prover(Protocol):
-    """Who has a step analysed."""
+    """An object that has fuseopt analyse a step."""
 
-    counters: bool  #: may lanes that are alike differ in the integers in their state?
+    counters: bool  #: True if integers in the state of alike lanes may differ
 
     def prove(self) -> Proof:
-        """A proof for the lanes at hand; LanesDiffer if there is none."""
+        """Return a proof for the current lanes; raise LanesDiffer without one."""
 
     def allow(self, proof: Proof) -> None:
-        """Raise LanesDiffer where a proof is none for the lanes at hand."""
+        """Raise LanesDiffer if a proof does not hold for the current lanes."""
 
 
 class Proofs:
-    """Proofs by what the analysis saw."""
+    """Proofs, found by the inputs of the analysis."""
 
     def __init__(self) -> None:
         self._proofs: list[tuple[Any, Proof]] = []
 
     def proof(self, prover: Prover, optimizer: Optimizer, held: Any) -> Proof:
-        """A proof for the lanes of an optimizer; LanesDiffer if there is none.
+        """Return a proof for the lanes of an optimizer; raise LanesDiffer without one.
 
-        `held`: what the optimizer holds besides its lanes.
+        `held`: all that the optimizer holds besides its lanes.
         """
         try:
             world = World(optimizer, counters=prover.counters)
         except Unknown:
-            return prover.prove()  # which says why
+            return prover.prove()  # raises LanesDiffer with the reason
         seen = world.of_lanes(), held
         for before, proof in self._proofs:
             if before == seen and world.lanes.isdisjoint(proof.shared):

@@ -1,9 +1,10 @@
 """Check by rehearsals that a step treats all lanes as it treats their models.
 
-`uniformity` proves of the step's code that it treats lanes alike. Which tensors meet in
-a call depends on the path through the code, and is checked by rehearsals: on `SAMPLE`
-lanes of each kind and on the models alone, and again with other values of the step's
-numbers, so that no agreement is due to a special value. `compare` says what must agree.
+`uniformity` proves that the code of a step treats lanes alike. The path through the
+code decides which tensors meet in a call. Rehearsals check that: on `SAMPLE` lanes of
+each kind, and on the models alone. They run again with other values of the step's
+numbers, so that no agreement is due to a special value. `compare` lists what must
+agree.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..inputs.lanes import Lanes
 from ..uniformity import Proof
 from .dry_run import Record, rehearse
 
-#: Lanes of each kind that are rehearsed: the first, the last, and those between at
+#: The number of rehearsed lanes of each kind: the first, the last, and lanes between at
 #: equal distances. A step that mixes neighbouring lanes does so among three too.
 SAMPLE = 3
 
@@ -36,9 +37,9 @@ def rehearse_all(
 ) -> None:
     """Raise LanesDiffer unless a step treats all lanes as the models of their kinds.
 
-    `optimizer()`: a shadow of the optimizer, which a run may change. `models`: the
-    models as lanes; `at`: the lane of each model, by its number. `numbers`: those that
-    the call was given. `parts`: lanes are parts of tensors.
+    `optimizer()`: returns a shadow of the optimizer, which a run may change. `models`:
+    the models as lanes; `at`: the lane of each model, by its number. `numbers`: the
+    numbers among the call's arguments. `parts`: lanes are parts of tensors.
     """
     moving = {x.item() if isinstance(x, torch.Tensor) else x for x in numbers}
 
@@ -54,10 +55,10 @@ def rehearse_all(
     alone = run(models, every, None)
 
     def beside(others: Collection[Any]) -> Record | None:
-        """The record of the models with other values of these numbers; None where the
-        step takes other branches.
+        """Return the record of the models with other values of these numbers.
 
-        Before a compiled step takes another branch on a number, it is traced again.
+        Returns None if the step takes other branches. Dynamo retraces a compiled step
+        before it takes another branch on a number.
         """
         try:
             record = run(models, every, others)
@@ -88,7 +89,7 @@ def rehearse_all(
 
 
 def sample(lanes: Lanes) -> list[int]:
-    """Some lanes of each kind, in the order of the groups."""
+    """Return some lanes of each kind, in the order of the groups."""
     members: set[int] = set()
     for kind in lanes.kinds:
         last = len(kind.lanes) - 1
@@ -97,24 +98,24 @@ def sample(lanes: Lanes) -> list[int]:
 
 
 def order_of_kinds(lanes: Lanes) -> tuple[int, ...]:
-    """The models of the kinds of lanes, in the order of the kinds' first lanes."""
+    """Return the models of the kinds, in the order of the kinds' first lanes."""
     kinds = sorted(lanes.kinds, key=lambda kind: kind.lanes[0])
     return tuple(kind.model for kind in kinds)
 
 
 def in_order(models: Iterable[int], at: Mapping[int, int]) -> bool:
-    """Are models, the lane of each of them being known, in the order of these lanes?"""
+    """Are the models with a lane in `at` in the order of these lanes?"""
     places = [at[k] for k in models if k in at]
     return places == sorted(places)
 
 
 def beyond(op: str) -> str:
-    """The reason why a step cannot run on parts of tensors."""
+    """Return the reason why a step cannot run on parts of tensors."""
     return f"{op} needs whole tensors, of which a process has shards"
 
 
 def _moved(moving: Collection[Any], x: Any) -> Any:
-    """A number close to `x`, if `x` is one of the moving numbers, or a tensor."""
+    """Return a number close to `x` if it is a tensor or a moving number, else `x`."""
     if isinstance(x, torch.Tensor) or x in moving:
         if isinstance(x, int):
             return x + 1
@@ -129,8 +130,10 @@ def rehearse_fewer(
     models: Lanes,
     present: Sequence[int],
 ) -> None:
-    """Raise LanesDiffer unless the step treats the `present` models, and all that
-    belongs to no lane, as it does when all models are there.
+    """Raise LanesDiffer unless a subset of models gives the same step as all models.
+
+    The two runs must treat the `present` models, and all that belongs to no lane,
+    alike.
     """
     every = range(len(models.params))
     full, cut = (

@@ -1,8 +1,8 @@
-"""The results of an extended step: stand-ins for the models, tensors for each lane.
+"""Results of an extended step: stand-ins for the models, tensors for each lane.
 
-Dynamo's code stores what a graph returns in the state of the models. A token stands
-there for a tensor that the step creates for each lane, and an OwnInt or OwnFloat, which
-has an index, for a number of each lane.
+Dynamo's code stores the results of a graph in the state of the models. A token there
+replaces a tensor that the step creates for each lane. An OwnInt or OwnFloat, which has
+an index, replaces a number of each lane.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .extend import COMMON, Extended
 
 
 class OwnInt(int):
-    """Stands for an integer of each lane. `index`: into the numbers of the models."""
+    """A stand-in for an integer of each lane; `index`: in the models' numbers."""
 
     index: int
 
 
 class OwnFloat(float):
-    """The same of a float."""
+    """A stand-in for a float of each lane."""
 
     index: int
 
@@ -36,8 +36,9 @@ class OwnFloat(float):
 class Results:
     """The results of an extended step. The models' step returned `captured.result`.
 
-    `result`: what the extended step returns, with stand-ins. `tensors`: those of the
-    models, by source; `members`: the lanes of each model. `numbers`: of the models.
+    `result`: the result of the extended step, with stand-ins. `tensors`: the models'
+    tensors, by source. `members`: the lanes of each model. `numbers`: those of the
+    models.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class Results:
     ) -> None:
         self.extended = extended
         self.members = members
-        #: by model, the numbers of the lanes that take part
+        #: by model, the indices of the lanes that take part
         self.at: Sequence[Sequence[int]] = [range(len(x)) for x in members]
         self.numbers = captured.graph.numbers
         self._buffers = captured.graph.buffers
         self._tensors = tensors
-        #: by identity of tokens: what they stand for, of the model
+        #: by the id of a token, the result of the model that it replaces
         self._tokens: dict[int, Returned] = {}
         #: the tensors that the last call created, by token and by lane
         self.made: dict[int, dict[int, torch.Tensor]] = {}
@@ -67,7 +68,7 @@ class Results:
                 return Known(self._tensors[buffer.source])
             if buffer.kind != "temp" or x.complex:
                 raise LanesDiffer("it keeps another view of a tensor of a lane")
-            # a float64 without dimensions may be read at once, as a number
+            # code may read a float64 without dimensions at once, as a number
             number = buffer.dtype == "f64" and not buffer.shape
             nothing = torch.full((), torch.nan, dtype=torch.float64)
             token = nothing if number else torch.empty(0)
@@ -95,12 +96,12 @@ class Results:
     def of_lanes(
         self, stand_in: OwnInt | OwnFloat, numbers: Sequence[Any]
     ) -> list[Any]:
-        """The number of each lane of a model; `numbers`: those of the call."""
+        """Return the number of each lane of a model; `numbers`: those of the call."""
         index, extended = stand_in.index, self.extended
         lanes = self.at[extended.number_owners[index]]
         return [numbers[extended.numbers[index, m]] for m in lanes]
 
     def clear(self) -> Mapping[int, dict[int, torch.Tensor]]:
-        """Hand over the tensors that the last call created."""
+        """Return the tensors that the last call created, and release them."""
         made, self.made = self.made, {}
         return made

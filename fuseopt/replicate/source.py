@@ -1,4 +1,4 @@
-"""Find the tensors of all lanes, in a call of the graph of their models."""
+"""Find the tensors of all lanes in a call of the graph of their models."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .aside import NO_ASIDE, Compared, TailArguments, Tensors
 class Call:
     """The state of one call of an optimizer's step, shared with its graphs.
 
-    `found`: the tensors of lanes. `given`: gradients that lanes are to have. `aside`:
-    arguments for what runs around the step. `entered`: has a graph begun to run?
-    `compiled_nothing`: was nothing compiled or rehearsed so far? `surveyed`: were the
-    metadata of all lanes read in this call?
+    `found`: the tensors of lanes. `given`: gradients for the lanes. `aside`: arguments
+    for the calls around the step. `entered`: True once a graph began to run.
+    `compiled_nothing`: True until the call compiles or rehearses. `surveyed`: True if
+    this call read the metadata of all lanes.
     """
 
     entered = surveyed = False
@@ -47,21 +47,21 @@ class Call:
 
 
 class Finds(Protocol):
-    """Has the call with the tensors of lanes."""
+    """An object with the current call, which has the tensors of lanes."""
 
     @property
     def call(self) -> Call:
-        """The call that is under way."""
+        """The current call."""
 
 
 class LaneTensors:
     """The tensors of all lanes, for a graph of their models.
 
-    `order`: the step's tensors as indices into one sequence: the graph's (of these only
-    tensors of no lane), those beside lanes (`call.aside`), those of lanes
-    (`call.found`), stand-ins. `places`: as in Program. `graph`: the number of the
-    graph's; `beside`: of those beside lanes.
-    Before a call it must be told which lanes there are, see `turn_to`.
+    `order`: the step's tensors as indices into one sequence. It has the graph's tensors
+    (only those of no lane are used), those beside lanes (`call.aside`), those of lanes
+    (`call.found`), and stand-ins. `places`: as in Program. `graph`: the number of the
+    graph's tensors; `beside`: the number of those beside lanes. Call `turn_to` with the
+    lanes before the first call.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class LaneTensors:
         self.owner = owner
         self.order: Sequence[int] = ()
         self.stand_ins: list[torch.Tensor] = []
-        #: of each of the step's tensors what it gets where a lane's gradient is None;
-        #: made by `_make` when one is missing for the first time
+        #: For each of the step's tensors, the replacement where a lane's gradient is
+        #: None. `_make` makes these when a gradient is missing for the first time.
         self.instead: Sequence[torch.Tensor | None] = ()
         self._make: Callable[[], Sequence[torch.Tensor | None]] | None = None
         self.gradients = array("q")
         self._met: tuple[LaneGuard, GuardIndexMap] | None = None
-        # the columns that the guard has compared; kept alive: it has their addresses
+        # the columns that the guard compared; kept alive, as it has their addresses
         self._columns: Sequence[Tensors] = ()
         self._others = 0, 0
         common = [x for x in places if isinstance(x, int) and x < graph]
@@ -100,12 +100,13 @@ class LaneTensors:
         gradients: Sequence[int | None],
         instead: Callable[[], Sequence[torch.Tensor | None]] | None = None,
     ) -> None:
-        """Find the tensors of other lanes from now on. `stand_ins`: in the place of
-        gradients that are missing; `order` has their indices behind all others.
-        `gradients`: the index in the step of each lane's gradient, in the order of the
-        lanes; None: the step does not take it. `instead` makes of each of the step's
-        tensors what it gets for a gradient that is None, where lanes are found by their
-        home.
+        """Find the tensors of other lanes from now on.
+
+        `stand_ins`: replacements for missing gradients; `order` has their indices after
+        all others. `gradients`: the index in the step of each lane's gradient, in the
+        order of the lanes, or None if the step does not take it. `instead`: for lanes
+        found by their home, makes the replacement of each of the step's tensors for a
+        gradient that is None.
         """
         if order is self.order:
             return
@@ -118,8 +119,10 @@ class LaneTensors:
             met[0].compare_no_more()
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
-        """See TensorSource. The pass that found the lanes' tensors has compared them
-        already, if it did so for this step's guard.
+        """Compare the tensors of a call; see TensorSource.
+
+        If the pass that found the lanes' tensors compared them for this step's guard,
+        only the other tensors are left.
         """
         found, columns = self.owner.call.found, self.owner.call.aside.columns
         if self._make is not None:
@@ -143,8 +146,10 @@ class LaneTensors:
         return verdict, tensors
 
     def _meeting(self, found: Found) -> GuardIndexMap:
-        """The indices of lanes' tensors in the step. Stand-ins are among those that are
-        held: they stay where they are as long as this has them.
+        """Return the indices of lanes' tensors in the step.
+
+        Stand-ins are among the `held` tensors: they stay in place while this keeps
+        them.
         """
         gradients = {self.n + place: lane for place, lane in found.late}
         of_lane = array("q", [-1] * len(found.grads))
@@ -164,7 +169,7 @@ class LaneTensors:
         return GuardIndexMap(of_lane, ranges, others, stand_ins)
 
     def _stand_in(self, found: Found) -> None:
-        """Make what stands in for gradients, if one is missing for the first time."""
+        """Make the stand-ins if a gradient is missing for the first time."""
         if self._make is not None and 0 in found.present:
             self.instead, self._make = self._make(), None
             met, self._met, found.compared = self._met, None, None
@@ -172,7 +177,7 @@ class LaneTensors:
                 met[0].compare_no_more()
 
     def _others_of(self, args: Sequence[Any]) -> list[Any]:
-        """The graph's tensors, then those beside lanes."""
+        """Return the graph's tensors, then those beside lanes."""
         if self.n == self.graph:
             return self.models(args)
         return self.models(args) + self.owner.call.aside.beside
@@ -202,8 +207,9 @@ class LaneTensors:
 
 
 def compared_by(step: CompiledStep) -> Compared | None:
-    """The gradients of lanes that the guard of a prepared step has compared; None if it
-    has no guard.
+    """Return the gradients of lanes that the guard of a prepared step has compared.
+
+    None without a guard.
     """
     bound, source = step.program.bound, step.source
     if bound is None or bound.guard is None or not isinstance(source, LaneTensors):

@@ -1,8 +1,8 @@
 """Run the step of all lanes in place of one of Dynamo's graphs of their models.
 
-Before its first run, and whenever something changed that no guard of Dynamo's covers,
-the step is rehearsed (see rehearsal). The captured graph is extended to all lanes,
-planned, and bound to their tensors.
+fuseopt rehearses the step before its first run, and after a change that no guard of
+Dynamo's covers (see rehearsal). It extends the captured graph to all lanes, plans it,
+and binds it to their tensors.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ from .results import OwnFloat, OwnInt, Results
 from .source import LaneTensors
 from .task import Owner, Task
 
-#: After so many rehearsals of one graph an optimizer is traced whole.
+#: The number of rehearsals of one graph after which an optimizer is traced whole.
 PATIENCE = 6
-#: The number of sets of lanes for which programs are kept, unless an owner needs more.
+#: The number of sets of lanes with programs to keep, unless an owner needs more.
 KEPT = 8
 
 
 class RetraceFewerModels(FuseoptError):
-    """A trace of some models is not valid for fewer; nothing was written yet."""
+    """A trace of some models is not valid for fewer; it has written nothing yet."""
 
 
 class LedStep:
-    """One of Dynamo's graphs of the models, called in its place."""
+    """One of Dynamo's graphs of the models; it runs the step of all lanes instead."""
 
     def __init__(self, owner: Owner, task: Task, gm: GraphModule) -> None:
         self.owner = owner
         self.task = task
         self.gm = gm
         self.active = owner.active
-        #: the lanes that `program` is for
+        #: the lanes of `program`
         self.lanes: Lanes | None = None
-        #: `state_guard.count` at the last check; contents for which it was rehearsed
+        #: `state_guard.count` at the last check; contents with a rehearsal
         self.known = -1
         self.rehearsed: list[Any] = []
         #: the ids of each group's parameters, for which `rehearsed` and `present` hold
         self.lists: list[list[int]] = []
-        #: proofs of its code, for these lanes and others
+        #: proofs of its code, for these and other lanes
         self.proofs = Proofs()
-        #: the models, in order, for which it was rehearsed with the last contents
+        #: the models, in order, that have a rehearsal with the last contents
         self.present: set[Any] = set()
         #: (known, rehearsed, present) of other lists of parameters
         self._elsewhere: dict[str, tuple[int, list[Any], set[Any]]] = {}
         self.program: Program | None = None
         self.programs = Programs()
-        #: does the graph get calls around the step?
+        #: True if the graph gets calls around the step
         self.completed = task.around is not None or task.packing is not None
-        #: must each set of lanes have a program?
+        #: True if each set of lanes needs its own program
         self.each = task.around is not None
-        #: and each of lanes of these models
+        #: models whose sets of lanes each need their own program
         self._each_of: set[tuple[int, ...]] = set()
         #: the captured step of the models
         self.captured: Captured | None = None
@@ -85,7 +85,7 @@ class LedStep:
         #: tensors of models that were added to the graph's arguments for `around`
         self.given: list[torch.Tensor] | None = None
         self.numbers = compat.number_sources(gm)
-        # Dynamo guards what the step asks of these numbers; their values may change
+        # Dynamo guards the step's branches on these numbers; their values may change
         names = [*self.numbers.values(), *compat.symbol_sources()]
         self.moving = frozenset(place for place in map(place_of, names) if place)
 
@@ -95,11 +95,11 @@ class LedStep:
         return None if self.program is None else self.program.step.helper
 
     def take(self) -> dict[int, dict[int, torch.Tensor]]:
-        """The tensors that the last call created, by token and by lane."""
+        """Return the tensors that the last call created, by token and by lane."""
         return {} if self.program is None else dict(self.program.results.clear())
 
     def own_numbers(self, stand_in: OwnInt | OwnFloat) -> list[Any]:
-        """A number that the last call has for each lane of a model."""
+        """Return the number that the last call has for each lane of a model."""
         assert self.program is not None
         bound = self.program.step.program.bound
         assert bound is not None
@@ -113,8 +113,9 @@ class LedStep:
             program.step.forget()
 
     def drop(self, told: bool = False) -> None:
-        """Drop all programs, after lanes turned out to differ from what was assumed, or
-        are to be looked at again. `told`: has its Report been added?
+        """Drop all programs, after lanes changed, or before another survey of them.
+
+        `told`: True if its Report has been added.
         """
         self.programs.clear()
         self.program = self.lanes = self.captured = None
@@ -138,7 +139,7 @@ class LedStep:
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, and those for the calls around the step."""
+        """Return the arguments, and those for the calls around the step."""
         owner, task = self.owner, self.task
         shared = owner.call.aside.shared
         if self.given is None:
@@ -147,13 +148,14 @@ class LedStep:
         return *args, *self.given, *shared
 
     def _is_checked(self) -> bool:
-        """Is what the optimizer holds, but for numbers, that of the last check?"""
+        """Does the optimizer, except for numbers, hold what the last check found?"""
         state_guard = self.task.state_guard
         return self.known == state_guard.count and state_guard.moved <= self.moving
 
     def _takes_part(self) -> bool:
-        """Run the program of a home, for those of its lanes that have a gradient now.
-        False if there is more to do.
+        """Switch to the program of a home, for its lanes that have a gradient now.
+
+        Returns False if a call needs more preparation.
         """
         lanes, program = self.owner.lanes, self.program
         assert lanes is not None
@@ -169,12 +171,12 @@ class LedStep:
         return True
 
     def _prepare(self, args: Sequence[Any]) -> None:
-        """Make a program for the current lanes, and rehearse it where need be."""
+        """Make a program for the current lanes, and rehearse it if necessary."""
         owner, state_guard = self.owner, self.task.state_guard
         call = owner.call
         call.put_gradients()
         if owner.lanes is not self.lanes and not call.surveyed and not self._guarded():
-            # no guard of a plan has compared the metadata of these lanes yet
+            # no guard of a plan has compared the metadata of these lanes
             owner.survey_holds()
         owner.settle()
         lanes = owner.lanes
@@ -188,7 +190,7 @@ class LedStep:
         failed = None
         if self.program is None:
             call.compiled_nothing = False
-            # before the rehearsal, which goes on while compilers run
+            # before the rehearsal, which runs beside the compilers
             try:
                 self.program = self._program(args, members, clock)
             except Exception as error:
@@ -200,8 +202,8 @@ class LedStep:
             if contents not in self.rehearsed:
                 self._rehearse(lanes, args, clock)
                 if self.rehearsed:
-                    # Dynamo's guards held: their answers about these numbers are the
-                    # same, and the step is proven to treat lanes alike
+                    # Dynamo's guards held: the step takes the same branches on these
+                    # numbers, and the proof covers all lanes
                     self.moving |= state_guard.moved
                 self.rehearsed.append(state_guard.held(self.moving))
                 self.present = {present}
@@ -223,14 +225,14 @@ class LedStep:
             if home is lanes and program.lives_in(home):
                 program.take_part(lanes)
         if self.untold:
-            # a plan for other lanes would report the same
+            # a plan for other lanes would give the same report
             self.told = True
             session.reports += self.untold
             self.task.told.extend(self.untold)
             self.untold.clear()
 
     def _guarded(self) -> bool:
-        """Has the guard of a plan seen the tensors of these lanes, in another call?"""
+        """Did a plan's guard compare the tensors of these lanes in another call?"""
         lanes, models = self.owner.lanes, self.owner.models
         assert lanes is not None
         program = self.programs.find(lanes, models.members(lanes))
@@ -284,7 +286,9 @@ class LedStep:
             rehearse_all(shadow, step, lanes, models, at, proof, ())
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Report an error of fuseopt's own, and raise LanesDiffer; False for others."""
+        """Report an error within fuseopt, and raise LanesDiffer; return False for
+        others.
+        """
         if internal_errors.is_mishap(error):
             context = error, self.gm, args, self.task.config
             message = internal_errors.tell(*context, "The step is traced whole.")
@@ -294,7 +298,10 @@ class LedStep:
     def _program(
         self, args: Sequence[Any], members: list[list[int]], clock: Clock
     ) -> Program:
-        """The program for these lanes, `members` of each model; made if need be."""
+        """Return the program for these lanes, `members` of each model.
+
+        Makes a new one if necessary.
+        """
         lanes = self.lanes
         assert lanes is not None
         program = self.programs.find(lanes, members)
@@ -325,7 +332,7 @@ class LedStep:
         graph_inputs = graph_tensors.tensors(args)
         roles = self._roles(graph_inputs, args)
         owners = [model for model, _ in roles]
-        # arguments: gradients, and the tensors in which Dynamo hands over numbers
+        # arguments: gradients, and the tensors in which Dynamo passes numbers
         spliced = {*map(id, self.given or ())}
         late = frozenset(
             s
@@ -392,7 +399,7 @@ class LedStep:
         program = plan(args)
         extension, results = extensions[-1]
         if program.plan.at_once:
-            # it is launched before its writes are known, which may be refused
+            # it launches before fuseopt checks its writes, which it may refuse
             raise LanesDiffer("it reads a number that the step computes from tensors")
 
         def where(s: int, m: int) -> Where:
@@ -417,14 +424,15 @@ class LedStep:
     def _roles(
         self, tensors: Sequence[torch.Tensor], args: Sequence[Any]
     ) -> list[tuple[int, tuple[str, str]]]:
-        """The model and the role of each of the graph's tensors. Raises LanesDiffer for
-        one that belongs to no model and is not known to be shared by all lanes.
+        """Return the model and the role of each of the graph's tensors.
+
+        Raises LanesDiffer for a tensor that neither a model has nor all lanes share.
         """
         if len({*map(id, tensors)}) < len(tensors):
             raise LanesDiffer("lanes share a tensor")
         roles = self.owner.models.roles()
-        # shared tensors are only those that the dry run sees too: the optimizer's own,
-        # and those in which Dynamo hands over numbers
+        # shared are only tensors that the dry run has too: the optimizer's own, and
+        # those in which Dynamo passes numbers
         shared = {id(t) for t in held_tensors(self.owner.shadow_of_all())}
         shared.update(id(args[i]) for i in self.numbers)
         shared.update(map(id, self.owner.call.aside.shared))

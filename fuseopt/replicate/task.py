@@ -1,4 +1,4 @@
-"""What an optimizer's led steps share: its settings, and the object that leads them."""
+"""Settings that an optimizer's led steps share, and the object that leads them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .writes import Gives
 class Task:
     """The settings that all calls of an optimizer's step share.
 
-    `state_guard`: watches what the optimizer holds besides its lanes. `pending`: takes
-    launches that are put off. `told`: the list to which the optimizer's Reports are
+    `state_guard`: compares all that the optimizer holds besides its lanes. `pending`:
+    collects postponed launches. `told`: the list to which the optimizer's Reports are
     added. `parts`: lanes are parts of tensors. `around`: calls before and after the
-    step, in the same launch. `packing`: what lanes keep packed.
+    step, in the same launch. `packing`: the packed format of lanes.
     """
 
     function: Callable[..., Any]
@@ -40,11 +40,11 @@ class Task:
 
 
 class Owner(Finds, Prover, Protocol):
-    """What a LedStep needs of the object that leads it."""
+    """The object that leads a LedStep, as the step uses it."""
 
     @property
     def lanes(self) -> Lanes | None:
-        """The optimizer's lanes; another object after they changed."""
+        """The optimizer's lanes; a new object after they changed."""
 
     @property
     def models(self) -> Models:
@@ -52,15 +52,15 @@ class Owner(Finds, Prover, Protocol):
 
     @property
     def active(self) -> tuple[int, ...]:
-        """The models that Dynamo was given, by number."""
+        """The models that Dynamo traces, by number."""
 
     #: the graph that ran last
     stepped: Gives | None
-    apart: Callable[[], None] | None  #: LanesDiffer where some may not be stepped alone
-    kept: int  #: the number of sets of lanes for which programs are kept
+    apart: Callable[[], None] | None  #: may raise LanesDiffer: no part steps alone
+    kept: int  #: the number of sets of lanes with programs to keep
 
     def shadow_of_all(self) -> Any:
-        """A shadow of the optimizer, with all lanes, for a rehearsal."""
+        """Return a shadow of the optimizer, with all lanes, for a rehearsal."""
 
     def settle(self) -> None:
         """Create the state of lanes if tracing created that of their models."""
@@ -69,4 +69,4 @@ class Owner(Finds, Prover, Protocol):
         """Find the lanes of later calls by their home."""
 
     def survey_holds(self) -> None:
-        """Raise LanesChanged unless lanes that were alike still are."""
+        """Raise LanesChanged unless alike lanes are still alike."""

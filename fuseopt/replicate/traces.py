@@ -17,7 +17,7 @@ from ..shadow.optimizer import Shadow
 from .models import Models
 from .step import LedStep
 
-#: The most traces of an optimizer's step, each for other kinds of lanes.
+#: The largest number of traces of a step, each for different kinds of lanes.
 TRACES = 12
 
 
@@ -26,13 +26,13 @@ class Trace:
 
     def __init__(self, models: Models, active: tuple[int, ...]) -> None:
         self.active = active
-        #: the active models that stand for lanes
+        #: the active models that have lanes
         self.kinds = [k for k in active if k in models.of.values()]
         self.fill = models.fill
         self.lists = models.lists(active)
         self.state: Any = models.states(active)
         self.shadow: Shadow | None = None
-        #: what of it had a numpy.float64 when the step was compiled
+        #: names that had a numpy.float64 when the step was compiled
         self.numpy_names: frozenset[str] = frozenset()
         self.compiled: Callable[..., Any] | None = None
         self.steps: list[LedStep] = []
@@ -48,7 +48,7 @@ class Trace:
         return self.shadow.itself
 
     def refreshed(self, optimizer: Optimizer, epoch: int | None = None) -> Shadow:
-        """The optimizer's shadow, with the models for lanes; `epoch`: see Shadow."""
+        """Return the optimizer's shadow with models as lanes; `epoch`: see Shadow."""
         if self.shadow is None:
             if type(optimizer.state) not in (dict, collections.defaultdict):
                 raise LanesDiffer(f"its state is a {type(optimizer.state).__name__}")
@@ -73,7 +73,7 @@ class Trace:
             raise LanesDiffer(f"{n} models were to be traced for {all_lanes} lanes")
 
     def release(self) -> None:
-        """Keep nothing of the optimizer, but what Dynamo has compiled."""
+        """Release all of the optimizer, except Dynamo's compiled code."""
         self.lanes = None
         if self.shadow is not None:
             self.shadow.forget()
@@ -91,17 +91,16 @@ class Trace:
             step.forget()
 
     def made(self) -> dict[int, dict[int, torch.Tensor]]:
-        """The tensors that the last call created, by token and by lane."""
+        """Return the tensors that the last call created, by token and by lane."""
         made: dict[int, dict[int, torch.Tensor]] = {}
         for step in self.steps:
             made.update(step.take())
         return made
 
     def check_counters(self, models: Models, optimizer: Optimizer) -> None:
-        """Raise LanesDiffer if the trace holds only for the values of the models'
-        counters.
+        """Raise LanesDiffer if the trace holds only for the models' counter values.
 
-        The step's writes to the shadow must have been taken over before.
+        The caller must have taken over the step's writes to the shadow.
         """
         if self.shadow is not None:
             self.shadow.clean = False
@@ -117,14 +116,15 @@ class Trace:
 
 
 def present(lanes: Lanes) -> tuple[int, ...]:
-    """The models of the kinds of these lanes."""
+    """Return the models of the kinds of these lanes."""
     return tuple(sorted({kind.model for kind in lanes.kinds}))
 
 
 def choose(traces: list[Trace], models: Models, lanes: Lanes) -> Trace:
-    """The trace that ran the last lanes of this home, or else the smallest, that
-    includes the models of the kinds present; a new one, added to `traces`, if there is
-    none. Raises LanesDiffer.
+    """Return a trace that includes the models of the kinds present.
+
+    Prefers the trace that ran the last lanes of this home, then the smallest. If there
+    is none, adds a new one to `traces`. Raises LanesDiffer.
     """
     home = lanes.home
     last = None if home is None else home.led_by()
@@ -153,7 +153,7 @@ def _choose(
         raise LanesDiffer("its lanes change too often")
     wanted = set(present)
     if any(models.params[k].grad is None for k in present):
-        # any of them may come to lack its gradient
+        # each of them may lose its gradient later
         wanted |= models.without_gradients(present)
     for trace in traces:
         with_gradients = {k for k in trace.active if models.params[k].grad is not None}

@@ -1,4 +1,4 @@
-"""Find the owner of a matrix by the owner of another view of it: of its transpose."""
+"""Find the owner of a matrix by the owner of another view of it, its transpose."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..ir.graph import DTYPE_BYTES, Buffer, span
 def owners_of_views(
     buffers: Sequence[Buffer], owners: Sequence[int], common: int
 ) -> Iterator[tuple[int, int]]:
-    """(buffer, owner) of temps that belong to nobody yet, where another view of the
-    very same elements belongs to somebody.
+    """Yield (buffer, owner) of temps without an owner whose elements another view owns.
 
-    What has a dimension of one element more, or no two dimensions, may be a stack of
-    what all lanes share, of which one lane was traced.
+    The two views have the very same elements. Views with an additional dimension of one
+    element, or with fewer than two dimensions, are left out. They may be stacks of
+    values that all lanes share, with one traced lane.
     """
     views: dict[object, list[int]] = {}
     for b, x in enumerate(buffers):

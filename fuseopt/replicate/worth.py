@@ -1,4 +1,4 @@
-"""Is it worth while to lead the step of an optimizer with these lanes?"""
+"""Decide whether leading a step with these lanes pays."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 16
-#: The same of a tail, whose led form asks less of the host in each call.
+#: The same for a tail, whose led form takes less host time per call.
 FEW_OF_TAIL = 6
 #: At most this share of the lanes may lead.
 SHARE = 0.5
-#: How the reason ends where more would lead.
+#: The end of the reason when more lanes would lead.
 UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
 
 
 def many_lanes(optimizer: Optimizer, few: int | None = None) -> bool:
-    """Has an optimizer at least `few` lanes, so that tracing a few of them pays? None:
-    FEW.
+    """Does an optimizer have at least `few` lanes, so that tracing a few of them pays?
+
+    None: FEW.
     """
     lanes = sum(map(len, map(_PARAMS, optimizer.param_groups)))
     return lanes >= (FEW if few is None else few)
 
 
 def check_alike(lanes: Lanes) -> None:
-    """Raise LanesDiffer where too many lanes would lead."""
+    """Raise LanesDiffer if too many lanes would lead."""
     few = len({(kind.key[:2], repr(kind.numbers)) for kind in lanes.kinds})
     if few > SHARE * len(lanes.params):
         raise LanesDiffer(f"{few} of its {len(lanes.params)} {UNLIKE}")

@@ -1,8 +1,8 @@
 """Write the state that a step left in the shadow of the models to all lanes.
 
-The writes are C calls, which run when the step is launched. A number that a model
-counts stands for those of its lanes: each lane is given its own, under whatever key the
-step stores it, and nothing else is given one.
+The writes are C calls, which run when the step is launched. A model's counter is a
+stand-in for the counters of its lanes. Each lane gets its own number, under whatever
+key the step stores the stand-in. No other object becomes a lane's number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Each(functools.partial):  # type: ignore[type-arg]
     """A C call that updates each of some states with its new entries."""
 
     def __new__(cls, states: Sequence[Any], news: Sequence[State]) -> Each:
-        """As partials are made."""
+        """Make a partial."""
         each = map(dict.update, states, news)
         call = super().__new__(cls, collections.deque, each, 0)
         call.states, call.news = states, news
@@ -38,16 +38,16 @@ class Each(functools.partial):  # type: ignore[type-arg]
 
 
 class Gives(Protocol):
-    """Has the numbers of single lanes: a LedStep."""
+    """A LedStep, which has the numbers of single lanes."""
 
     def own_numbers(self, own: OwnInt | OwnFloat) -> list[Any]:
-        """A number for each lane of a model."""
+        """Return a number for each lane of a model."""
 
 
 class Writes:
-    """`lanes`, and the `shadow` of their `models` after a step that was not launched.
+    """Writes to `lanes`, from the `shadow` of their `models` after an unlaunched step.
 
-    `fresh`: new states of lanes that had none, by parameter; it is added to. `made`:
+    `fresh`: new states of lanes without state, by parameter; this adds to it. `made`:
     the tensors that the step created, by the id of their token in the state of models,
     and by lane. `gives`: the step, None if it had no graph.
     """
@@ -71,14 +71,15 @@ class Writes:
         self._copied: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
 
     def to(self, state: dict[torch.Tensor, State]) -> list[Write]:
-        """The writes to an optimizer with this `state`. Raises LanesDiffer where the
-        step changed more of the models than their state.
+        """Return the writes to an optimizer with this `state`.
+
+        Raises LanesDiffer if the step changed more of the models than their state.
         """
         lanes, shadow, fresh = self.lanes, self.shadow, self.fresh
         if not shadow.is_intact():
             raise LanesDiffer("the step replaces the optimizer's state or parameters")
         if self.gives is None and self.models.counted:
-            # numbers made of what the models count, of which no graph knows
+            # the step computed numbers from the models' counters outside of a graph
             raise LanesDiffer("fuseopt compiled no part of the step")
         writes = [*shadow.writes(lanes=False, check=self._check_common)]
         for kind in lanes.kinds:
@@ -86,7 +87,7 @@ class Writes:
         if self._copied[0]:
             writes.insert(0, functools.partial(torch._foreach_copy_, *self._copied))
         if fresh:
-            # in the order in which a whole step makes it
+            # in the order of a whole step
             ordered = {p: fresh[p] for p in lanes.params if p in fresh}
             writes.append(functools.partial(dict.update, state, ordered))
         return writes
@@ -121,7 +122,7 @@ class Writes:
                 continue
             fresh = self.fresh.get(lanes.params[i])
             if fresh is not None:
-                # not yet in the optimizer: the last write adds it
+                # the optimizer lacks it until the last write
                 fresh.clear()
                 fresh.update(content)
                 continue
@@ -131,7 +132,7 @@ class Writes:
         return writes
 
     def _numbers(self, kind: Kind, news: State, states: Sequence[State]) -> list[State]:
-        """New numbers in the state, for each lane of a kind; `states`: before."""
+        """Return the state's new numbers for each lane of a kind; `states`: before."""
         if not any(map(self._differs, news.values())):
             for value in news.values():
                 self._check_number(value)
@@ -140,14 +141,15 @@ class Writes:
         return [dict(zip(news, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _differs(self, value: Any) -> bool:
-        """May a number of a model be another one in each of its lanes?"""
+        """May a number of a model differ between its lanes?"""
         return isinstance(value, (OwnInt, OwnFloat)) or (
             id(value) in self.models.stand_ins
         )
 
     def _column(self, kind: Kind, value: Any, states: Sequence[State]) -> Sequence[Any]:
-        """What each lane of a kind has for a value in the state of its model; `states`:
-        the lanes' states before the step.
+        """Return each lane's value for a value in the state of its kind's model.
+
+        `states`: the lanes' states before the step.
         """
         if isinstance(value, (OwnInt, OwnFloat)):
             assert self.gives is not None
@@ -161,8 +163,8 @@ class Writes:
         return [before[key] for before in states]
 
     def _check_number(self, value: Any) -> Any:
-        """A value of all lanes' state, which is returned; raises LanesDiffer for
-        another.
+        """Return a value for all lanes' state; raise LanesDiffer for an unsupported
+        one.
         """
         if type(value) not in NUMBERS:
             raise LanesDiffer(f"the step makes state that is a {type(value).__name__}")
@@ -173,7 +175,7 @@ class Writes:
         return value
 
     def _check_common(self, values: Iterable[Any]) -> None:
-        """Raise LanesDiffer where a value outside of lanes' state is one of a lane."""
+        """Raise LanesDiffer if a value outside of lanes' state belongs to a lane."""
         for value in values:
             if self._differs(value):
                 raise LanesDiffer(
@@ -187,8 +189,9 @@ class Writes:
     def _given_to(
         self, kind: Kind, now: Mapping[str, Any], old: Mapping[str, Any]
     ) -> dict[int, State]:
-        """The state of each lane after the step; `now`: their model's, `old`: their
-        model's before.
+        """Return the state of each lane after the step.
+
+        `now`, `old`: the state of their model after and before it.
         """
         lanes = self.lanes
         p = self.models.params[kind.model]
@@ -225,8 +228,8 @@ class Writes:
                 elif id(value) in self.made:
                     content[key] = self.made[id(value)][i]
                 elif place is None:
-                    # a tensor that depends on no lane: a copy for each, whose contents
-                    # are copied after the launch
+                    # a tensor that depends on no lane: each lane gets a copy, filled
+                    # after the launch
                     content[key] = torch.empty_like(value)
                     self._copied[0].append(content[key])
                     self._copied[1].append(value)
@@ -239,9 +242,9 @@ class Writes:
 
 
 def _check_apart(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise LanesDiffer unless a copy of each of these tensors is all that a lane
-    needs: one that shares memory with another of them, or has an element twice, is a
-    view.
+    """Raise LanesDiffer unless each of these tensors may be replaced by a copy.
+
+    A tensor that shares memory with another one, or has an element twice, is a view.
     """
     storages = set()
     for t in tensors:

@@ -1,1 +1,1 @@
-"""What stands for an optimizer while its step is traced, and what it writes back."""
+"""Replace an optimizer while its step is traced, and write the results back."""

@@ -1,8 +1,8 @@
 """Make a double of an optimizer with some of its lanes, for rehearsals.
 
 A double has the optimizer's class and copies of all that the optimizer holds. Its
-tensors have the layout and the device of the real ones, in memory that is never read;
-zero-dimensional tensors of state are real copies.
+tensors have the layout and the device of the real ones, in memory that nothing reads.
+Zero-dimensional tensors of state are real copies.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from ..inputs.lanes import Lanes
 from ..inputs.values import holdings, is_hooks, own_attributes
 
 Perturb = Callable[[Any], Any]
-#: The value of integers of state in which lanes may differ.
+#: The value for integers of state that may differ between lanes.
 COUNT = 99
 
 
 class Known(NamedTuple):
-    """The record of a tensor: its lane, or -1; its name in the lane; `real`: has it
-    contents?
+    """The record of a tensor.
+
+    `lane`: its lane, or -1. `name`: its name in the lane. `real`: True if it has
+    contents.
     """
 
     lane: int
@@ -36,7 +38,7 @@ class Known(NamedTuple):
 
 
 class Scratch:
-    """Memory that is never read; every tensor in it has another address."""
+    """Memory that nothing reads; each tensor in it has a different address."""
 
     STRIDE = 64
 
@@ -76,8 +78,8 @@ class Double:
         self.alive: list[torch.Tensor] = []
         self.twins: dict[int, torch.Tensor] = {}  # by id of the real tensor
         self._lanes = lanes
-        #: by lane: its parameter; (address, gradient) of that; and the parameter with
-        #: which shapes are compared
+        #: by lane: its parameter, the parameter's (address, gradient), and the
+        #: parameter for comparisons of shapes or None
         self.params: dict[int, torch.Tensor] = {}
         self.places: dict[int, tuple[int, torch.Tensor | None]] = {}
         self.near: dict[int, torch.Tensor | None] = {}
@@ -131,12 +133,12 @@ class Double:
 
     @functools.cached_property
     def _lane_of(self) -> dict[int, int]:
-        """The lane of each tensor of all lanes, by id."""
+        """Return the lane of each tensor of all lanes, by id."""
         every = self._lanes.tensors(range(len(self._lanes.params)))
         return {id(t): i for (i, _), t in every.items()}
 
     def _of_lane(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The twin of a tensor of any lane, None for other tensors."""
+        """Return the twin of a tensor of any lane, None for other tensors."""
         if id(t) in self._lane_of:
             self._take([self._lane_of[id(t)]])
         return self.twins.get(id(t))
@@ -162,7 +164,10 @@ class Double:
         return content.requires_grad_(t.requires_grad)
 
     def copy(self, x: Any, name: str) -> Any:
-        """A copy of Python state over the double's tensors."""
+        """Return a copy of a Python value over the double's tensors.
+
+        `name`: the value's name, for errors. Raises OddValue.
+        """
         if isinstance(x, torch.Tensor):
             twin = self.twins.get(id(x))
             if twin is None:

@@ -1,7 +1,7 @@
-"""What hangs on an optimizer and keeps its step from being traced on a shadow.
+"""Values that hang on an optimizer and keep its step from being traced on a shadow.
 
-Users hang schedulers, models and notes on an optimizer while they train with it, and
-remove them again. A hindrance is found by where it hangs, so that each call can ask
+Users attach schedulers, models and notes to an optimizer during training, and remove
+them again. A Hindrance records the place of such a value, so that each call can check
 whether it is still there.
 """
 
@@ -19,8 +19,9 @@ _GONE = object()
 
 
 class Hindrance:
-    """A value of the type `kind` at a place of an optimizer: the name of an attribute,
-    then keys and indices.
+    """A value of the type `kind` at a place of an optimizer.
+
+    The place is the name of an attribute, then keys and indices.
     """
 
     def __init__(self, path: Path, kind: type) -> None:
@@ -28,10 +29,10 @@ class Hindrance:
         self._kind = kind
 
     def stands(self, optimizer: Optimizer) -> bool:
-        """Is there still a value of this type? The type is why the step was refused."""
+        """Is there still a value of this type, the type that prevented the trace?"""
         x: Any = vars(optimizer)
         for key in self._path:
-            # no entry of a defaultdict is made
+            # dict.get adds no entry to a defaultdict
             if isinstance(x, dict):
                 x = dict.get(x, key, _GONE)
             elif isinstance(x, (list, tuple)) and key in range(len(x)):
@@ -46,8 +47,9 @@ LASTING = Hindrance((), dict)
 
 
 def hindrance_of(error: Exception, optimizer: Optimizer) -> Hindrance:
-    """The value, hanging on an optimizer, that an error tells of; LASTING for an error
-    of any other kind.
+    """Return the value on an optimizer that caused an error.
+
+    Returns LASTING for an error other than an OddValue of this optimizer.
     """
     if isinstance(error, OddValue):
         for path, x, holder in _held(optimizer):
@@ -57,7 +59,7 @@ def hindrance_of(error: Exception, optimizer: Optimizer) -> Hindrance:
 
 
 def _held(optimizer: Optimizer) -> Iterator[tuple[Path, Any, Any]]:
-    """All that an optimizer holds, to any depth: where, what, and what holds it."""
+    """Yield all that an optimizer holds, at any depth: (path, value, holder)."""
     seen: set[int] = set()
     pending: list[tuple[Path, Any, Any]] = [((), vars(optimizer), None)]
     while pending:

@@ -26,8 +26,9 @@ class Pair:
         self.before = ours.copy()
 
     def news(self) -> tuple[list[Any], dict[Any, Any]] | None:
-        """What the step wrote to the copy of a dict: the keys to remove first, and the
-        items to store then; None if it wrote nothing.
+        """Return the step's writes to the copy of a dict, or None.
+
+        They are the keys to remove first, then the items to store.
         """
         ours, before = self.ours, self.before
         alike = len(ours) == len(before) and all(map(is_, ours, before))
@@ -50,12 +51,12 @@ _OURS, _BEFORE = attrgetter("ours"), attrgetter("before")
 class Part:
     """Some of an optimizer's containers, by id, and records of their contents.
 
-    `theirs`, `ours`: of the optimizer's containers, and of the shadow's copies.
+    `theirs`: the record of the optimizer's containers; `ours`: of the shadow's copies.
     """
 
     def __init__(self) -> None:
         self.pairs: dict[int, Pair] = {}
-        self.roots: list[int] = []  # ids of the outermost, alive in `pairs`
+        self.roots: list[int] = []  # ids of the outermost; `pairs` keeps them alive
         self.tables: list[Pair] = []
         self.rows: list[Pair] = []
         self.theirs = self.ours = Contents()
@@ -72,11 +73,11 @@ class Part:
     ) -> None:
         """Take over the numbers that `theirs.compare` found.
 
-        `ours(before, x)`: the shadow's number for x, given the one that it replaces.
+        `ours(before, x)`: returns the shadow's number for x, in place of `before`.
         """
         for i, x in moved:
             k, key = self.theirs.entry(i)
-            pair = self.tables[k]  # lists come after them, and have no numbers
+            pair = self.tables[k]  # lists come after tables, and have no numbers
             pair.seen[key] = x
             if ours is not None:
                 x = ours(pair.ours[key], x)
@@ -84,7 +85,7 @@ class Part:
         self.note_again()
 
     def restored(self, helper: ctypes.PyDLL | None) -> bool:
-        """Take back what a step stored in the copies; False if keys came or went."""
+        """Undo what a step stored in the copies; False if keys were added or removed."""
         if self.ours.same(helper):
             return True
         for pair in self.tables:
@@ -102,13 +103,14 @@ class Part:
 
 
 def within(name: str, key: Any, value: Any) -> str:
-    """The name of a value in a dict."""
+    """Return the name of a value in a dict."""
     return f"{name} {key}" if type(key) is str and type(value) not in TENSORS else name
 
 
 def _displaced(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
-    """The keys to remove from a dict with the keys `before`, so that adding the missing
-    ones gives it the keys of `now`, in order.
+    """Return the keys to remove from a dict with the keys `before`.
+
+    Adding the missing keys afterwards gives it the keys of `now`, in order.
     """
     common = [k for k in before if k in now]
     stay = 0

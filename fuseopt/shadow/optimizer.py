@@ -1,10 +1,10 @@
 """The shadow of an optimizer: an object like it, to which the traced step is applied.
 
 The shadow has the optimizer's class and copies of all its dicts and lists, over the
-same tensors and numbers. It is kept from call to call, since Dynamo guards its
-identity. Before a step, `refresh` updates it from the optimizer; Dynamo and the step
-write to the shadow alone; then `writes` returns C calls that write the same to the
-optimizer. Until these run, the optimizer is unchanged.
+same tensors and numbers. It lives from call to call, since Dynamo guards its identity.
+Before a step, `refresh` updates it from the optimizer. Dynamo and the step write to the
+shadow alone. Then `writes` returns C calls that write the same to the optimizer. Until
+these run, the optimizer is unchanged.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..inputs.values import OUTSIDE, is_hooks
 from .mirrored import Pair, Part, within
 from .stand_in import stand_in, unfused
 
-#: Containers of which a shadow has copies.
+#: Containers that a shadow copies.
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-#: Types of values that are shared: they do not change, or are the tensors themselves.
+#: Types of values that a shadow shares: they are immutable, or the tensors themselves.
 SHARED = (
     *PLAIN,
     torch.Tensor,
@@ -47,57 +47,57 @@ SHARED = (
 LEAVES = frozenset(
     {int, float, bool, str, type(None), torch.Tensor, torch.nn.Parameter}
 )
-#: So many floats that stand for numbers of numpy's are kept before they are sorted out.
+#: The number of floats in place of numpy's to keep before a cleanup.
 MANY = 1024
 NOT_GIVEN = None, None, None
 Write = Callable[[], object]
 
 
 class OtherType(Exception):
-    """A number replaced one of another type."""
+    """A number replaced a number of a different type."""
 
 
 class Shadow:
-    """The shadow of an optimizer. `itself` is what a step is given.
+    """The shadow of an optimizer. `itself` is the step's argument.
 
-    Its groups are those of torch's foreach steps where the optimizer's ask for torch's
-    fused kernels. Raises LanesDiffer for an optimizer that no other object can stand
-    for.
+    Its groups are those of torch's foreach steps if the optimizer's options request
+    torch's fused kernels. Raises LanesDiffer for an optimizer that no other object can
+    replace.
 
-    `follows`: may a float stand for each numpy.float64? A trace must then be made anew
-    when `numpy_names` changes.
+    `follows`: True if a float may replace each numpy.float64. A change of `numpy_names`
+    then needs a new trace.
     """
 
     def __init__(self, optimizer: Optimizer, follows: bool = False) -> None:
         self.itself = stand_in(optimizer)
-        #: the library of the guards, once it is there
+        #: the library of the guards, once it is built
         self.helper: ctypes.PyDLL | None = None
         compat.watched.shadows[self.itself] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
         self._follows = follows and compat.may_follow_numpy()
-        #: what had a numpy.float64 at any time: floats there are followed ever after
+        #: names that ever had a numpy.float64: floats there are followed from then on
         self.numpy_names: frozenset[str] = frozenset()
         self.forget()
 
     def forget(self) -> None:
-        """Keep nothing of what the optimizer held."""
+        """Release all that the optimizer held."""
         vars(self.itself).clear()
-        #: were the last step's writes to the shadow taken over, or discarded?
+        #: False while the optimizer lacks the last step's writes to the shadow
         self.clean = False
-        #: the last arguments of `refresh`, as long as it need not look at all again
+        #: the last arguments of `refresh`, while it need not compare all again
         self._given: tuple[Any, ...] = NOT_GIVEN
         self._lanes, self._plain = Part(), Part()
-        self._known: dict[int, Pair] = {}  # while copies are made: the former ones
-        self._within: set[int] = set()  # ids of containers that are being copied
+        self._known: dict[int, Pair] = {}  # the former copies, while it makes new ones
+        self._within: set[int] = set()  # ids of containers in the middle of a copy
         self._written: list[tuple[Part, Pair]] = []  # by the last step
         #: the optimizer's container, by id of the shadow's copy
         self._back: dict[int, Any] = {}
-        #: by id of a float that stands for a numpy.float64, or may: it, and the number
+        #: by id of a float that (maybe) replaces a numpy.float64: the float, the number
         self.numpy: dict[int, tuple[float, Any]] = {}
-        self._keeps_numpy = False  # did the last step store one?
+        self._keeps_numpy = False  # True if the last step stored such a float
 
     def stands_for_numpy(self, x: float) -> bool:
-        """Does this very float stand for a numpy.float64, or may it?"""
+        """Does, or may, this very float replace a numpy.float64?"""
         return id(x) in self.numpy
 
     def copies(self, x: Any) -> bool:
@@ -168,7 +168,7 @@ class Shadow:
                 self.clean = True
                 return
             except OtherType:
-                pass  # all of it is copied anew
+                pass  # copy all of it anew
         names = self.numpy_names
         self._within.clear()
         self._known = {**self._lanes.pairs, **self._plain.pairs}
@@ -198,33 +198,31 @@ class Shadow:
         ):
             self._back[id(self._lanes.pairs[id(mirrored)].ours)] = original
         self._known = {}
-        if self.numpy_names != names:  # others of these names were mirrored before
+        if self.numpy_names != names:  # other values of these names have copies already
             self._refresh(optimizer, state, lists)
         self.clean = True
 
     def _float(self, x: float, name: str) -> float:
-        """The shadow's float for a float: for a numpy.float64, the one that it equals.
+        """Return the shadow's float: for a numpy.float64, a float of equal value.
 
-        A float where a numpy.float64 has been stands for itself, and is followed too:
-        what is traced holds for both.
+        Where a numpy.float64 has been, a float gets a stand-in too: a trace holds for
+        both.
         """
         if compat.is_numpy_float(x):
             self.numpy_names |= {name}
-        return self._instead_of(x) if name in self.numpy_names else x
+        return self._stand_in_for(x) if name in self.numpy_names else x
 
-    def _instead_of(self, x: float) -> float:
-        """A float for one, or for a numpy.float64: an object that is found nowhere
-        else.
-        """
+    def _stand_in_for(self, x: float) -> float:
+        """Return a new float for a float or numpy.float64, an object nowhere else."""
         plain = float(x) * 1.0
         self.numpy[id(plain)] = plain, x
         return plain
 
     def _follow(self, before: Any, x: Any) -> Any:
-        """The shadow's number for one that replaces another."""
+        """Return the shadow's number for a number that replaces another one."""
         if type(before) is not (float if isinstance(x, float) else type(x)):
             raise OtherType
-        return self._instead_of(x) if id(before) in self.numpy else x
+        return self._stand_in_for(x) if id(before) in self.numpy else x
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
         pairs: dict[int, Pair] = {}
@@ -269,7 +267,7 @@ class Shadow:
         self, theirs: Any, seen: Any, content: Any, pairs: dict[int, Pair]
     ) -> Any:
         """Fill the shadow's copy of a container: the former copy, if there is one."""
-        # one that was met before its turn has a copy already
+        # a container that came up before its turn has a copy already
         former = pairs.get(id(theirs)) or self._known.get(id(theirs))
         if former is not None and former.theirs is theirs:
             ours = former.ours
@@ -289,7 +287,7 @@ class Shadow:
     def _mirror(
         self, x: Any, optimizer: Optimizer, name: str, pairs: dict[int, Pair]
     ) -> Any:
-        """The shadow's copy of a value; the value itself if it can be shared."""
+        """Return the shadow's copy of a value; the value itself if it can be shared."""
         kind = type(x)
         if kind in DICTS or kind is list:
             pair = self._lanes.pairs.get(id(x)) or pairs.get(id(x))
@@ -331,8 +329,8 @@ class Shadow:
         return not (self._lanes.ours.same(helper) and self._plain.ours.same(helper))
 
     def translated(self, x: Any) -> Any:
-        """The optimizer's value for a value of the shadow's, in place for containers
-        that the step made.
+        """Return the optimizer's value for a value of the shadow's. Changes containers
+        that the step made in place.
         """
         if x is self.itself:
             return self._owner()
@@ -359,7 +357,7 @@ class Shadow:
     def writes(
         self, lanes: bool = True, check: Callable[[Iterable[Any]], None] | None = None
     ) -> list[Write]:
-        """C calls that write to the optimizer what the step wrote to the shadow.
+        """Return C calls that write to the optimizer what the step wrote to the shadow.
 
         `lanes`: also the writes to the state, by parameter, and to the lists of
         parameters. `check` is called with the new values of each container.
@@ -399,20 +397,20 @@ class Shadow:
         return writes
 
     def settle(self, lanes: bool = True) -> None:
-        """Note that the last `writes` were done: optimizer and shadow are equal.
+        """Record that the last `writes` were done: optimizer and shadow are equal.
 
-        `lanes`: as for `writes`. Without them, the copies of the state become what they
-        were before the step.
+        `lanes`: as for `writes`. Without them, the copies of the state get their
+        contents from before the step.
         """
         if not lanes and not self._lanes.restored(self.helper):
             return
         parts = set()
         if self._keeps_numpy:
-            # it lies elsewhere now, too: the next call finds out where
+            # it has a second place now, which the next call finds
             self._keeps_numpy = False
             return
         for part, pair in self._written:
-            if self._strange(pair.ours):
+            if self._holds_original(pair.ours):
                 # the shadow has a container of the optimizer's, not a copy
                 return
             pair.before = pair.ours.copy()
@@ -421,14 +419,14 @@ class Shadow:
             part.note_again()
         self.clean = True
 
-    def _strange(self, x: Any) -> bool:
-        """Does a container have an item that is a container, but no copy?"""
+    def _holds_original(self, x: Any) -> bool:
+        """Does a container hold a container that is not a copy?"""
         values = x.values() if isinstance(x, dict) else x
         if LEAVES.issuperset(map(type, values)):
             return False
         for y in values:
             if isinstance(y, tuple):
-                if self._strange(y):
+                if self._holds_original(y):
                     return True
             elif isinstance(y, (list, dict)) and id(y) not in self._back:
                 return True

@@ -1,4 +1,4 @@
-"""An object that stands for an optimizer, and how its groups differ."""
+"""Make an object in place of an optimizer, and the different options of its groups."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ..inputs.keys import LanesDiffer
 
 
 def unfused(group: dict[str, Any]) -> dict[str, bool]:
-    """The options that replace `fused=True` in a group: those of the foreach step.
+    """Return a group's options in place of `fused=True`: those of the foreach step.
 
-    Empty for a group without `fused`. On other devices than the CPU `capturable` is set
-    too, so that step counters are on the device, as for the fused kernels. Otherwise
-    Adam's foreach step takes no tensors as rate or betas, and its loop does.
+    Empty for a group without `fused`. On devices other than the CPU it sets
+    `capturable` too, so that step counters are on the device, as for the fused kernels.
+    Otherwise Adam's foreach step accepts no tensors as rate or betas, but its loop
+    does.
     """
     if not group.get("fused"):
         return {}
@@ -31,9 +32,9 @@ def unfused(group: dict[str, Any]) -> dict[str, bool]:
 
 
 def stand_in(optimizer: Optimizer) -> Any:
-    """An object of an optimizer's class without attributes.
+    """Return an object of an optimizer's class without attributes.
 
-    Raises LanesDiffer for an optimizer that no other object can stand for.
+    Raises LanesDiffer for an optimizer that no other object can replace.
     """
     kind = type(optimizer)
     for c in kind.__mro__:

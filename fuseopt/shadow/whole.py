@@ -1,9 +1,9 @@
 """Run an optimizer's step, traced whole, on the optimizer's shadow.
 
-The shadow has all lanes. A step is traced on it if it is one graph, so that none of the
-user's code runs in between, and if it uses `self` for attributes alone, which
-`keeps_to_itself` checks in its code. Any other step is traced on the optimizer itself,
-as torch.compile does it.
+The shadow has all lanes. A step is traced on it under two conditions. It is one graph,
+so that no user code runs in between. It uses `self` for attributes alone, which
+`keeps_to_itself` checks in its code. Dynamo traces any other step on the optimizer
+itself, as torch.compile does.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
 from .optimizer import Shadow
 
-#: What may wait with its launches until a step ends.
+#: Steps that may postpone their launches until the whole step ends.
 STEPS = (CompiledStep, SeenThrough)
-#: Instructions on an attribute of the object that was loaded before them.
+#: Instructions on an attribute of the object on top of the stack.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
-#: Functions that use no more of an object than its attributes and its class.
+#: Functions that use only the attributes and the class of an object.
 ASKS = frozenset({"getattr", "hasattr", "setattr", "isinstance", "type", "super"})
 LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF"})
 
 
 class NotTraced(FuseoptError):
-    """Dynamo would run a step without compiling it; nothing of it was done."""
+    """Dynamo would run a step without compiling it; nothing was done."""
 
 
 def keeps_to_itself(function: Any, kind: type) -> bool:
     """Do a step's function and the methods that it names use `self` for attributes
-    alone? Then they can run on another object with the same attributes.
+    alone?
+
+    Then they can run on another object with the same attributes.
     """
     done: set[types.CodeType] = set()
     names: set[str] = set()
@@ -79,7 +81,7 @@ def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
         names = _names(now.argval)
         if loads and self_name and self_name in names:
             is_asked = before[-1] in ASKS or before[-2] == "super"
-            # of two variables the attribute is the second one's
+            # the attribute belongs to the second of two variables
             is_taken = after.opname in TAKES and self_name not in names[:-1]
             if not is_taken and not is_asked:
                 return False
@@ -88,49 +90,49 @@ def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
 
 
 def _names(x: Any) -> tuple[Any, ...]:
-    """The variables that an instruction loads: one, or from Python 3.13 on two."""
+    """Return the variables that an instruction loads: one; two from Python 3.13 on."""
     return x if isinstance(x, tuple) else (x,)
 
 
 class WholeStep:
-    """The step of one optimizer, traced whole. `why`: why no shadow is used, or ""."""
+    """One optimizer's step, traced whole. `why`: what rules out a shadow, or ""."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
         self.why = ""
-        #: did Dynamo trace it as often as it does?
+        #: True if the step hit Dynamo's recompile limit
         self.limited = False
-        #: the reason why Dynamo must not trace it at all, or ""
+        #: the reason why Dynamo must not trace the step at all, or ""
         self.refused = ""
         self._hindrance = LASTING
         self.shadow: Shadow | None = None
-        #: what of it had a numpy.float64 when the step was compiled
+        #: names that had a numpy.float64 when the step was compiled
         self.numpy_names: frozenset[str] = frozenset()
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
         self.steps: list[CompiledStep | SeenThrough] = []
-        #: did the last call compile nothing?
+        #: True if the last call compiled nothing
         self.compiled_nothing = False
-        # did the last call end normally? Did the one before it compile nothing?
+        # the last call ended normally; the one before it compiled nothing
         self._sound = True
         self._steady = False
 
     def keeps_out(self, optimizer: Optimizer) -> bool:
-        """With a `why`: does the reason still hold? If not, there is none from now."""
+        """Does the reason `why` still hold? If not, clear it."""
         if self._hindrance.stands(optimizer):
             return True
         self.why, self._hindrance = "", LASTING
         return False
 
     def release(self) -> None:
-        """Keep nothing of the optimizer."""
+        """Release all of the optimizer."""
         self.shadow = self.compiled = None
         self.steps.clear()
 
     def compile(
         self, backend: Callable[..., Any], make: Callable[..., Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """Compile the step's function by `make(backend)`; launches are put off."""
+        """Compile the step's function by `make(backend)`; postpone its launches."""
         owner = weakref.ref(self)
 
         def waiting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
@@ -140,8 +142,8 @@ class WholeStep:
             if self is not None:
                 self.compiled_nothing = False
                 if not (isinstance(step, STEPS) and step.put_off_to(self.pending)):
-                    # what the step keeps may be refused when this has written; it is
-                    # traced again, and reported then
+                    # fuseopt may refuse the step after this graph has written; a later
+                    # trace reports it
                     del session.reports[told:]
                     raise LanesDiffer("its graph writes before the end of the step")
                 self.steps.append(step)
@@ -156,10 +158,10 @@ class WholeStep:
         backend: Callable[[], Callable[..., Any]],
         make: Callable[..., Callable[..., Any]],
     ) -> tuple[bool, Any]:
-        """Do one step: (True, what it returns), or (False, None) if nothing was done.
+        """Do one step: return (True, its result), or (False, None) if nothing was done.
 
-        `make(backend())` compiles the step's function anew, which raises NotTraced
-        where it is run without Dynamo.
+        `make(backend())` compiles the step's function anew. The result raises NotTraced
+        if Dynamo would run the function uncompiled.
         """
         if not self._sound:
             self._cut_off()
@@ -203,11 +205,11 @@ class WholeStep:
                 raise
             if isinstance(error, OUT_OF_MEMORY):
                 raise  # nothing is wrong with the step
-            # whatever it is, the step says it again if it is the step's own
+            # if the step itself raises this, it raises it again
             self.why = compat.reason_of(error)
             self._hindrance = hindrance_of(error, optimizer)
             if self._hindrance is not LASTING:
-                # what was compiled fits again once that is removed
+                # the compiled code fits again once the user removes that value
                 self._sound = True
                 if self.shadow is not None:
                     self.shadow.forget()

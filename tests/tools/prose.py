@@ -48,6 +48,7 @@ PAGES = [
 #: rewritten yet.
 DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
+    *("inputs", "shadow", "replicate", "isolate", "integrations"),
     *("cli", "conformance", "compiler", "capture", "compat"),
     *("ir", "lowering", "uniformity", "scheduler", "codegen"),
 )
