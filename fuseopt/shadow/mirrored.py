@@ -85,7 +85,7 @@ class Part:
         self.note_again()
 
     def restored(self, helper: ctypes.PyDLL | None) -> bool:
-        """Undo what a step stored in the copies; False if keys were added or removed."""
+        """Undo what a step stored in the copies; False if keys came or went."""
         if self.ours.same(helper):
             return True
         for pair in self.tables:
