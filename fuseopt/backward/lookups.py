@@ -89,9 +89,7 @@ class Lookups:
         return detached
 
     def looked_up(self, lookup: _Lookup, rows: Tensor) -> bool:
-        """Add the gradient of a lookup's rows. Return False if the engine must do
-        it.
-        """
+        """Add the gradient of a lookup's rows. Return False if the engine has to."""
         current = self._held.get(compat.backward_under_way())
         grad = None if current is None else current.grads.pop(id(lookup.param), None)
         if grad is None or not compat.has_one_owner(grad):

@@ -319,9 +319,7 @@ class LocalOptimizer:
     # ---------------------------------------------------------------- after a step
 
     def outward(self, writes: list[Write]) -> list[Write]:
-        """Return writes to the local optimizer, each followed by the optimizer's
-        own.
-        """
+        """Return writes to the local optimizer, each before those to the optimizer."""
         new_dtensors: dict[int, torch.Tensor] = {}
         all_writes: list[Write] = []
         for write in writes:
