@@ -64,9 +64,7 @@ def levels() -> tuple[str, ...]:
 
 
 def levels_of(machine: str, features: frozenset[str]) -> tuple[str, ...]:
-    """Return the levels of a processor with these features. A level has all below
-    it.
-    """
+    """Return the levels of a processor with these features, with all below them."""
     found: list[str] = []
     for level, needed in reversed(LEVELS.get(machine, {}).items()):
         if not needed <= features:

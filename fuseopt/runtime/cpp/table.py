@@ -108,9 +108,7 @@ class DeviceTable(KernelTable, Protocol):
         """Adapt a copy of the arena's words to the memory that the kernel will read."""
 
     def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
-        """Return a function that starts the kernel once, over these words of an
-        arena.
-        """
+        """Return a function that starts the kernel once, with these words."""
 
     def run(self, start: Callable[[], None] | None = None) -> None:
         """Start the kernel with the tables on the device."""

@@ -108,9 +108,7 @@ class Vectors:
         return ctypes.addressof(self._struct)
 
     def _without(self, kernel: ctypes.CDLL) -> int:
-        """Return the address of a struct without functions, for kernels without
-        calls.
-        """
+        """Return the address of a struct without functions, for other kernels."""
         if self._bare is None:
             struct = LibraryStruct()
             struct.newton = int(agrees_with_torch(kernel))

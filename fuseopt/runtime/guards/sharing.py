@@ -193,9 +193,7 @@ class Sharing:
         return False
 
     def moves(self, pool: AddressPool) -> Moves:
-        """Return the tensors that a guard may follow: those of no `distances` or
-        `twins`.
-        """
+        """Return what a guard may follow: arguments of no `distances` or `twins`."""
         inputs = self.given
         fixed = {x for i, k, _ in inputs.distances for x in (i, k)}
         fixed.update(x for pair in inputs.twins for x in pair)

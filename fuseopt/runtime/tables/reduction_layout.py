@@ -28,9 +28,7 @@ def result_strides(
     space: tuple[int, ...],
     dims: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return strides of results over `space`, with or without the reduced
-    dimensions.
-    """
+    """Return strides of results over `space`, with or without the dimensions `dims`."""
     kept = [d for d in range(len(space)) if d not in dims]
     steps = [0] * len(space)
     if len(shape) == len(kept):
