@@ -14,7 +14,7 @@ from .memory import Memory
 from .probes import Circumstances, apart, batched, circumstances, rows_of
 from .run_tables import KEPT
 
-#: Scales that BLAS treats specially, besides NaN.
+#: Scales that BLAS treats specially.
 _APART = frozenset((0.0, 1.0, -1.0))
 
 

@@ -257,9 +257,7 @@ def _mark(path: str) -> int | None:
 
 
 def _locked(path: str, flags: int = 0) -> int | None:
-    """Return a file's descriptor, locked until its close; None if that is
-    impossible.
-    """
+    """Return a file's descriptor, locked until it is closed, or None if that fails."""
     import fcntl
 
     try:

@@ -339,9 +339,7 @@ def _denormal(numbers: _Numbers) -> Fill:
 
 
 def _special(numbers: _Numbers) -> Fill:
-    """Return zeros of both signs, infinities, NaN and the largest numbers, among other
-    numbers.
-    """
+    """Return zeros of both signs, infinities, NaN, largest numbers, and others."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         most = torch.finfo(t.dtype).max

@@ -60,8 +60,8 @@ class GraphTensors:
         return [*tensors, *self._given(args)]
 
     def picks(self, places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return a function of the arguments that returns the tensors at one or more
-        places.
+        """Return a function of the arguments that returns the tensors at these places.
+        There is at least one place.
         """
         n = len(self.gm._buffers) + len(self.gm._parameters)
         given = min(places) >= n

@@ -53,14 +53,10 @@ class ChangePolicy(Protocol):
         """
 
     def overlapping(self) -> None:
-        """Raise an error unless the step may be planned anew, for newly shared
-        memory.
-        """
+        """Raise an error unless the step may be planned anew for shared memory."""
 
     def refused(self, error: CaptureError) -> None:
-        """Raise an error unless eager may run a call. The step cannot be planned for
-        it.
-        """
+        """Raise an error unless eager may run a call that cannot be planned."""
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
         """Should eager run this call and all later ones, after another error?"""
@@ -196,9 +192,7 @@ class CompiledStep:
         return run(*args)
 
     def _look(self, args: Sequence[Any]) -> tuple[int, Any]:
-        """Return the guard's result for the tensors of a call, and a reference to
-        them.
-        """
+        """Return the guard's result for a call's tensors, and a reference to them."""
         bound = self.program.bound
         if bound is None or bound.guard is None or not bound.settled:
             # a binding whose first `move` failed has no addresses
@@ -256,9 +250,7 @@ class CompiledStep:
     def _adapt(
         self, change: int, tensors: list[Any], args: Sequence[Any]
     ) -> Binding | None:
-        """Follow tensors that moved or changed. Return None if the call must run in
-        eager.
-        """
+        """Follow tensors that moved or changed; None if only eager can run the call."""
         bound = self.program.bound
         if change == MOVED and bound is not None and bound.guard is not None:
             # the guard compared everything but the device
