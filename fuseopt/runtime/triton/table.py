@@ -54,9 +54,7 @@ def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
 
 
 def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-    """Return record and ordinal of each chunk, for lanes with these numbers of
-    chunks.
-    """
+    """Return record and ordinal of each chunk, for lanes with these chunk counts."""
     total = int(counts.sum())
     lane = torch.repeat_interleave(torch.arange(len(counts)), counts)
     first = torch.cumsum(counts, 0) - counts
