@@ -50,6 +50,7 @@ DONE = (
     *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
     *("cli", "conformance", "compiler", "capture", "compat"),
     *("ir", "lowering", "uniformity", "scheduler", "codegen"),
+    *("runtime", "shards", "storage", "tails", "backward", "offload"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
