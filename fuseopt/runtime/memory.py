@@ -170,8 +170,8 @@ class Memory:
             self.tensor(b)
 
     def take_copies(self, originals: Mapping[int, torch.Tensor]) -> None:
-        """Take copies of some buffers' tensors. They share memory as the
-        originals do.
+        """Take copies of tensors for some buffers, with the originals' shared
+        memory.
         """
         storages: dict[Any, torch.Tensor] = {}
         for b, t in originals.items():

@@ -51,9 +51,7 @@ class Updated:
         return copy
 
     def beside(self, params: Sequence[torch.Tensor]) -> Tensors:
-        """Return the averages of some parameters. Raises LanesDiffer if one lacks
-        them.
-        """
+        """Return the averages of some parameters. Raises LanesDiffer."""
         average_of = {id(p): a for a, p in self.pairs}
         if not average_of.keys() >= {*map(id, params)}:
             raise LanesDiffer("an averaged model does not cover all parameters")

@@ -308,8 +308,8 @@ class _Given:
 
 
 class _Compiled:
-    """Compiled function of gradients. If it cannot be compiled, it runs in eager with a
-    Report.
+    """Compiled function of gradients. It runs in eager, with a Report, where Dynamo
+    cannot compile it.
     """
 
     def __init__(self, function: Callable[[_Given], None]) -> None:

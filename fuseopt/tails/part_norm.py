@@ -145,9 +145,7 @@ class PartNorm:
             raise LanesDiffer("a clip reads gradients after its total norm")
 
     def _scaled(self, scales: Iterable[Node]) -> Node:
-        """Return the factor that multiplies each gradient once, or raise
-        LanesDiffer.
-        """
+        """Return the factor that multiplies each gradient once. Raises LanesDiffer."""
         scaled: list[Node] = []
         factors: set[Any] = set()
         for x in scales:

@@ -246,9 +246,7 @@ class Tail:
         }
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:
-        """Return the scaler's `found_inf` after the user called `unscale_`, else
-        None.
-        """
+        """Return the scaler's `found_inf` if the user called `unscale_`, else None."""
         scaler = self.scaler
         assert scaler is not None
         stage = compat.stage_of(scaler, optimizer)

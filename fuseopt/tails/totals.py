@@ -260,7 +260,7 @@ class _TotalsGraph:
         self._memory: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
-        """Return the only node's function. It writes to its arguments after the
+        """Return the only node's function. It writes to arguments after the
         gradients.
         """
         n, order = self.n, self.order
