@@ -10,8 +10,8 @@ import torch
 class Outcome:
     """Result of a call of a tail; to make it does not wait for the device.
 
-    `norm` is the total norm before the clip, a tensor without dimensions, or None
-    without a clip. `skips` has for each optimizer whether its step was skipped, bools
+    `norm` is the total norm before the clip, a tensor without dimensions, or None if no
+    option needs it. `skips` has for each optimizer whether its step was skipped, bools
     or bool tensors. `stats` is a float32 tensor (parameters, 4), see `stats.COLUMNS`,
     or None.
     """
