@@ -320,6 +320,8 @@ class LedOptimizer:
             if call.aside.flag is not None:
                 writes = [unless(call.aside.flag, writes)]
             self.pending.finish(begun, writes)
+            if self.outward is None and call.aside.flag is None:
+                shadow.settle(lanes=False)
         else:
             self.pending.finish(begun)
             shadow.clean = True

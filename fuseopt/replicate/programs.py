@@ -27,7 +27,7 @@ from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
 from .extend import COMMON, Extended
 from .models import Models, reach_of
-from .results import OwnFloat, OwnInt, Results
+from .results import Results
 from .source import LaneTensors
 
 #: The tensor of a lane, or the index of one that belongs to none.
@@ -253,14 +253,6 @@ class Program:
     def _writes_gradients(self) -> bool:
         mutated = (self.places[i] for i in self.step.program.plan.inputs.mutated)
         return any(not isinstance(x, int) and x[1][0] == GRAD for x in mutated)
-
-    def number(
-        self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]
-    ) -> Any:
-        """A number of the last call, of lane m of a model."""
-        results = self.results
-        model = results.extended.number_owners[stand_in.index]
-        return results.number(stand_in, results.at[model][m], numbers)
 
 
 def _models_of(extended: Extended) -> frozenset[int]:

@@ -92,11 +92,13 @@ class Results:
                 t = memory.tensor(self.extended.copies[x.buffer, m])
                 by_lane[self.members[model][m]] = t.detach() if x.again else t
 
-    def number(
-        self, stand_in: OwnInt | OwnFloat, m: int, numbers: Sequence[Any]
-    ) -> Any:
-        """The number of lane m of a model; `numbers`: those of the call."""
-        return numbers[self.extended.numbers[stand_in.index, m]]
+    def of_lanes(
+        self, stand_in: OwnInt | OwnFloat, numbers: Sequence[Any]
+    ) -> list[Any]:
+        """The number of each lane of a model; `numbers`: those of the call."""
+        index, extended = stand_in.index, self.extended
+        lanes = self.at[extended.number_owners[index]]
+        return [numbers[extended.numbers[index, m]] for m in lanes]
 
     def clear(self) -> Mapping[int, dict[int, torch.Tensor]]:
         """Hand over the tensors that the last call created."""

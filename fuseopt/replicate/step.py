@@ -98,13 +98,13 @@ class LedStep:
         """The tensors that the last call created, by token and by lane."""
         return {} if self.program is None else dict(self.program.results.clear())
 
-    def number(self, stand_in: OwnInt | OwnFloat, m: int) -> Any:
-        """A number that the last call has for lane m of a model."""
+    def own_numbers(self, stand_in: OwnInt | OwnFloat) -> list[Any]:
+        """A number that the last call has for each lane of a model."""
         assert self.program is not None
         bound = self.program.step.program.bound
         assert bound is not None
         assert bound.numbers is not None
-        return self.program.number(stand_in, m, bound.numbers)
+        return self.program.results.of_lanes(stand_in, bound.numbers)
 
     def forget(self) -> None:
         """Compare nothing with the last call, which was interrupted."""

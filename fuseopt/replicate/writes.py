@@ -40,8 +40,8 @@ class Each(functools.partial):  # type: ignore[type-arg]
 class Gives(Protocol):
     """Has the numbers of single lanes: a LedStep."""
 
-    def number(self, own: OwnInt | OwnFloat, m: int) -> Any:
-        """A number for lane m of a model."""
+    def own_numbers(self, own: OwnInt | OwnFloat) -> list[Any]:
+        """A number for each lane of a model."""
 
 
 class Writes:
@@ -136,10 +136,8 @@ class Writes:
             for value in news.values():
                 self._check_number(value)
             return [news] * len(states)
-        return [
-            {k: self._number(kind, v, m, before) for k, v in news.items()}
-            for m, before in enumerate(states)
-        ]
+        columns = [self._column(kind, value, states) for value in news.values()]
+        return [dict(zip(news, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _differs(self, value: Any) -> bool:
         """May a number of a model be another one in each of its lanes?"""
@@ -147,20 +145,20 @@ class Writes:
             id(value) in self.models.stand_ins
         )
 
-    def _number(self, kind: Kind, value: Any, m: int, before: Mapping[str, Any]) -> Any:
-        """What lane m of a kind has for a value in the state of its model; `before`:
-        the lane's state before the step.
+    def _column(self, kind: Kind, value: Any, states: Sequence[State]) -> Sequence[Any]:
+        """What each lane of a kind has for a value in the state of its model; `states`:
+        the lanes' states before the step.
         """
         if isinstance(value, (OwnInt, OwnFloat)):
             assert self.gives is not None
-            return self.gives.number(value, m)
+            return self.gives.own_numbers(value)
         place = self.models.stand_ins.get(id(value))
         if place is None:
-            return self._check_number(value)
+            return [self._check_number(value)] * len(states)
         model, key = place
         if model != kind.model:
             raise LanesDiffer("it keeps a number of one lane in the state of another")
-        return before[key]
+        return [before[key] for before in states]
 
     def _check_number(self, value: Any) -> Any:
         """A value of all lanes' state, which is returned; raises LanesDiffer for
@@ -208,19 +206,22 @@ class Writes:
             and id(v) not in places
         )
         contents = {}
-        for m, i in enumerate(kind.lanes):
+        befores = [lanes.states[i] or {} for i in kind.lanes]
+        columns = {
+            key: self._column(kind, value, befores)
+            for key, value in now.items()
+            if not isinstance(value, torch.Tensor)
+            and not (key in old and value is old[key])
+        }
+        for m, (i, before) in enumerate(zip(kind.lanes, befores, strict=True)):
             q = lanes.params[i]
-            before = lanes.states[i] or {}
             content: State = {}
             for key, value in now.items():
                 place = places.get(id(value))
-                if not isinstance(value, torch.Tensor):
-                    is_unchanged = key in old and value is old[key]
-                    content[key] = (
-                        before[key]
-                        if is_unchanged
-                        else self._number(kind, value, m, before)
-                    )
+                if key in columns:
+                    content[key] = columns[key][m]
+                elif not isinstance(value, torch.Tensor):
+                    content[key] = before[key]
                 elif id(value) in self.made:
                     content[key] = self.made[id(value)][i]
                 elif place is None:

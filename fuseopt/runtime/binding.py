@@ -164,7 +164,9 @@ class Binding:
         self.ahead: Ahead | None = None
         if self.tables.on_devices:
             undoes = self.undoes_by_tensors or self.interpreted
-            alone = not (undoes or self.allocated or self.temps.parts)
+            takes = bool(self.allocated or (self.temps.parts and not self.temps.keeps))
+            if self.temps.keeps:
+                self.temps.take(self.addresses)
             self.ahead = Ahead(
                 {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
                 self.tables.every,
@@ -173,7 +175,7 @@ class Binding:
                 built.helper,
                 self.tables.fed,
                 self._on_host,
-                plan.lean and alone,
+                plan.lean and not (undoes or takes),
             )
         self.sharing = Sharing(
             plan.inputs,

@@ -353,6 +353,8 @@ class Replays:
         temps = bound.plan.schedule.temps
         on_host = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
         memory = Memory(bound.memory, tensors, bound.addresses, ())
+        if bound.temps.keeps:
+            memory.arena = bound.temps.take(bound.addresses)
         memory.allocate(on_host)
         graphs.results.update(
             {b: memory.tensor(b) for b in self.results if b in on_host}

@@ -55,7 +55,8 @@ class Live:
 
     def check(self, bound: Binding) -> None:
         """Raise LaunchError if a call cannot be a refresh; then nothing was written."""
-        if bound.ahead is None or not bound.plan.lean:
+        plan = bound.plan
+        if bound.ahead is None or not plan.lean or plan.captured.result != ():
             raise LaunchError(
                 "fuseopt.refresh keeps the numbers of a step live that consists of "
                 "kernels on a device. This step is not one: it runs on the CPU, calls "

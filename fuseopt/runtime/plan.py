@@ -7,7 +7,7 @@ be being built. `binding.bind` makes the tables for the layouts of a call's tens
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,8 @@ import torch
 
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
+from ..capture.results import Known, Leaf, Returned, leaves
+from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
@@ -101,15 +103,17 @@ class Plan:
             and not schedule.temps
             and not any(buffers[b].kind == "view" for b in graph.outputs)
         )
-        nothing = captured.result == () and not captured.given
+        self.host_results = host_results(captured)
+        no_tensors = not captured.given and all(
+            _is_number(leaf, self.host_results) for leaf in leaves(captured.result)
+        )
         #: true if a call needs its tensors only to compare them, and to undo what an
         #: error interrupts
         self.lean = (
             all(isinstance(step, (Kernel, Run)) for step in steps)
-            and nothing
+            and no_tensors
             and not captured.complexes
         )
-        self.host_results = host_results(captured)
         read = read_at_once(captured, self.host_results)
         self.at_once = bool(captured.given) or read
 
@@ -125,3 +129,12 @@ class Plan:
             if b.kind in ("static", "arg")
             for t in (tensors[b.source],)
         )
+
+
+def _is_number(leaf: Leaf, host_results: Container[int]) -> bool:
+    """Is a result a number of the host, or one that is the same in each call?"""
+    if isinstance(leaf, Known):
+        return not isinstance(leaf.value, torch.Tensor)
+    if isinstance(leaf, Returned):
+        return leaf.buffer in host_results
+    return isinstance(leaf, Sym)

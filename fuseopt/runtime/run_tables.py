@@ -23,10 +23,12 @@ from .tables.host_numbers import CPU
 #: Folder where Linux shows the sizes of caches; UNKNOWN bytes are assumed elsewhere.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNKNOWN = 1 << 20
-#: A block takes at most this fraction of the largest cache, which is shared.
+#: A block takes at most 1/SHARE of the largest cache, which other code uses too.
 SHARE = 4
 #: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
+#: The same on devices, where other calls may need the memory meanwhile.
+KEPT_REMOTE = 4 << 20
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
@@ -52,8 +54,9 @@ BLOCK = cache_bytes() // SHARE
 class TempArena:
     """The memory of those temps that have an offset in a plan's arena.
 
-    `position`: the position of each buffer in the pool of addresses. The CPU's part may
-    stay from call to call; that of a device is the allocator's between two of them.
+    `position` is that of each buffer in the pool of addresses. `keeps` is true for a
+    small arena, which stays from call to call. As with the tables of a plan, the user
+    orders calls on several streams: they write the same parameters.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class TempArena:
             if places:
                 positions, offsets = torch.tensor(places).t().contiguous()
                 self.parts.append((device, begin, end - begin, positions, offsets))
-        self.keeps = not plan.remote and plan.size <= KEPT
+        self.keeps = first <= KEPT_REMOTE and plan.size - first <= KEPT
         self.arena: Arenas | None = None
 
     def take(self, addresses: AddressPool) -> Arenas | None:

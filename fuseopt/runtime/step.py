@@ -176,8 +176,7 @@ class CompiledStep:
                 pending.protect([every[i] for i in bound.plan.inputs.mutated])
             pending.begun = True
         memory = self._launch(bound, args, tensors)
-        lean = bound.plan.lean
-        result = () if lean else self._result(bound, args, tensors, memory)
+        result = self._result(bound, args, tensors, memory)
         if bound.plan.captured.given:
             give(bound, tensors, memory, self.source.tensors(args).__getitem__)
         if bound.guard is not None and not bound.guard.bump():
@@ -235,8 +234,7 @@ class CompiledStep:
             launches = bound.launches(torch.get_num_threads())
         else:
             launches = functools.partial(self._launch, bound, args, tensors)
-        lean = bound.plan.lean
-        result = () if lean else self._result(bound, args, tensors, memory)
+        result = self._result(bound, args, tensors, memory)
         if bound.plan.host_results and memory is not None:
             _write_numbers(bound, memory)
         count = None if bound.guard is None else bound.guard.count
@@ -359,9 +357,12 @@ class CompiledStep:
         tensors: list[Any],
         memory: Memory | None,
     ) -> Any:
+        lean = bound.plan.lean
+        if lean and bound.plan.captured.result == ():
+            return ()
         itself = functools.partial(self.source.tensor, args)
         result = returned(bound, tensors, memory, itself)
-        if self.made is not None:
+        if self.made is not None and not (lean and memory is None):
             self.made(memory)
         return result
 

@@ -66,7 +66,8 @@ def join(
             if table.arena is arena and not live:
                 table.relocate(stage, words)
     constants = [t.constants for t in tables.on_devices]
-    resources = frozen, starts, constants, tables.arenas if live else ()
+    own = bound.temps.arena, tables.arenas if live else ()
+    resources = frozen, starts, constants, own
     _keep(bound, tensors, resources)
     return memory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
@@ -77,6 +78,17 @@ class Part:
                 x = ours(pair.ours[key], x)
             pair.ours[key] = pair.before[key] = x
         self.note_again()
+
+    def restored(self, helper: ctypes.PyDLL | None) -> bool:
+        """Take back what a step stored in the copies; False if keys came or went."""
+        if self.ours.same(helper):
+            return True
+        for pair in self.tables:
+            ours, before = pair.ours, pair.before
+            if len(ours) != len(before) or not all(map(is_, ours, before)):
+                return False
+            ours.update(before)
+        return self.ours.same(helper)
 
     def note_again(self) -> None:
         """Record the contents of the same pairs again."""

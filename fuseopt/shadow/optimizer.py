@@ -399,8 +399,14 @@ class Shadow:
                     writes.append(functools.partial(type(theirs).update, theirs, news))
         return writes
 
-    def settle(self) -> None:
-        """Note that the last `writes` were done: optimizer and shadow are equal."""
+    def settle(self, lanes: bool = True) -> None:
+        """Note that the last `writes` were done: optimizer and shadow are equal.
+
+        `lanes`: as for `writes`. Without them, the copies of the state become what they
+        were before the step.
+        """
+        if not lanes and not self._lanes.restored(self.helper):
+            return
         parts = set()
         if self._keeps_numpy:
             # it lies elsewhere now, too: the next call finds out where

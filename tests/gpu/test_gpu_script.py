@@ -391,7 +391,7 @@ def test_the_name_of_the_results_file():
     run = script.Run(Place("cuda"), Path("/somewhere"))
     done = {"environment": {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130"}}
     run.sections = [Section("machine", None, Place("cuda"), done=done)]
-    assert str(run.path()) == "/somewhere/gpu-nvidia-h200-torch2.11.0+cu130.json"
+    assert str(run.path()) == "/somewhere/gpu-nvidia-h200-torch2.11.0-cu130.json"
 
 
 def test_results_come_back_where_the_machine_says(monkeypatch):
@@ -423,3 +423,10 @@ def test_without_a_gpu_it_says_how_to_rehearse(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         script.main(["--sections", "nothing"])
     assert "no section ['nothing']" in capsys.readouterr().err
+
+
+def test_the_page_has_the_figures_of_the_results() -> None:
+    """To write it anew: python -m bench.gpu.page."""
+    from bench.gpu.page import PAGE, page
+
+    assert PAGE.read_text() == page()

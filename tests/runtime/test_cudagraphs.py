@@ -794,3 +794,14 @@ def test_more_steps_in_captures_than_there_is_memory_for_are_refused(
     for _ in range(9):
         twins.step_eager()
     assert twins.differences() == []
+
+
+def test_a_number_of_the_host_meets_a_reduction(sim: ModuleType) -> None:
+    """Adafactor's rate follows a counter on the CPU and the norm of its update."""
+    twins = SimTwins(
+        lambda p: torch.optim.Adafactor(p, foreach=False), [(6, 4), (5,)], whole=True
+    )
+    for _ in range(3):
+        twins.step()
+    assert twins.differences() == []
+    assert (twins.report.fallback, twins.report.cudagraph) == ("", "captured")

@@ -24,6 +24,7 @@ from ...ir.graph import DTYPE_BYTES, Kernel, ScalarRef, Symbol, Variant
 from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
 from ..tables.rows import Rows
+from ..tables.symbols import RowSymbols
 from ..tables.told import Part
 from ..tables.upload import Arena
 
@@ -203,13 +204,13 @@ class VariantTable:
         rows = zip(*variant.scalars, strict=True) if variant.scalars else ((),) * lanes
         self.row = array("i", [refs.setdefault(r, len(refs)) for r in rows])
         self.rows = array("d", [0.0] * max(1, len(refs) * len(variant.scalars)))
-        #: place in rows, index of the symbol
-        self.symbols: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for k, ref in enumerate(ref for row in refs for ref in row):
             if isinstance(ref, Symbol):
-                self.symbols.append((k, ref.expr))
+                places.append((k, ref.expr))
             else:
                 self.rows[k] = ref.value
+        self.symbols = RowSymbols(places, self.rows)
         elements = [
             s for s, slot in enumerate(variant.slots) if slot.domain == "element"
         ]
@@ -287,12 +288,11 @@ class VariantTable:
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalar rows that change: the values of the step's symbols."""
-        for k, expr in self.symbols:
-            self.rows[k] = numbers[expr]
+        self.symbols.write(numbers)
 
     @property
     def symbolic(self) -> bool:
-        return bool(self.symbols)
+        return bool(self.symbols.places)
 
 
 def owners_of_lanes(variant: Variant, owners: Mapping[int, int]) -> list[int]:

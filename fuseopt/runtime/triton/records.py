@@ -107,7 +107,7 @@ class Records:
         )
         self.cell = torch.where(goes, cell, self._cell)
         self.in_cells = bool((self.cell >= 0).any())
-        if self.asked is not None:
+        if self.asked is not None and len(self.cell):
             given = torch.frombuffer(self.asked.arrays["cell"], dtype=torch.int64)
             given.copy_(self.cell)
 

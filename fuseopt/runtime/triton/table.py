@@ -26,6 +26,7 @@ from ..cpp.table import TableFactory, TensorLayout, VariantTable, owners_of_lane
 from ..devices import is_remote
 from ..tables.host_numbers import WORD, Cells
 from ..tables.reduction_layout import tiles
+from ..tables.symbols import RowSymbols
 from ..tables.told import Part
 from ..tables.upload import Arena, settle_together
 from .build import TritonBuilder, TritonModule
@@ -244,11 +245,11 @@ class TritonTable:
         self._numbers = (ctypes.c_double * len(self.rows)).from_address(
             self.rows.data_ptr()
         )
-        #: the place of each symbol of the step: the row's, the symbol's
-        self.symbols: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         for first, table in zip(self.row_starts[:-1], self.tables, strict=True):
             self._numbers[first : first + len(table.rows)] = list(table.rows)
-            self.symbols += [(first + k, expr) for k, expr in table.symbols]
+            places += [(first + k, expr) for k, expr in table.symbols.places]
+        self.symbols = RowSymbols(places, self._numbers)
         self._start = self.starter(arena.device, arena.device)
 
     def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
@@ -263,13 +264,10 @@ class TritonTable:
     def fill_rows(self, numbers: Sequence[float]) -> None:
         """Write the scalars; `numbers` are the values of the step's symbols."""
         arena = self._settled()
-        for place, symbol in self.symbols:
-            self._numbers[place] = numbers[symbol]
-        if self.symbols:
-            arena.changed(
-                self.rows_at + self.symbols[0][0],
-                self.rows_at + self.symbols[-1][0] + 1,
-            )
+        self.symbols.write(numbers)
+        places = self.symbols.places
+        if places:
+            arena.changed(self.rows_at + places[0][0], self.rows_at + places[-1][0] + 1)
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
         """Let the compiled helper refresh and fetch, where there is one."""

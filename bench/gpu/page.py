@@ -1,0 +1,121 @@
+"""The page of what a GPU measured: docs/gpu.md, from the files in bench/results.
+
+python -m bench.gpu.page
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.results import FOLDER
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "gpu.md"
+HEAD = """\
+# On a GPU
+
+What did a GPU measure? `make gpu` compares steps with eager bit by bit, and measures
+them beside their rivals. `python -m bench.gpu.page` makes this page from the files
+`gpu-*.json` in [bench/results](../bench/results).
+
+"call" is the median of whole calls in turns, until the device is done. "host" is the
+median until the call returns. "kernels" is what the device ran. A case that the
+device's memory had no room for is not in the tables: many processes share it.
+"""
+#: (section, title of its table, beginning of its cases)
+TABLES = (
+    ("large", "Large models: AdamW", "large/"),
+    ("steps", "Models: AdamW in float32", "profile/"),
+    ("steps", "Gradients at odd addresses, and state that is 0", ("odd/", "zero/")),
+    ("steps", "Optimizers written as a loop", "loop/"),
+    ("tails", "Tails: unscale, clip, AdamW, average, clear", "tail/"),
+    ("large", "The tail of a large model", "tail/"),
+    ("tails", "DTensors on a mesh of one device", "DTensors/"),
+)
+
+
+def files() -> list[Path]:
+    """Results of GPUs that compared bits, by name."""
+    found = sorted(FOLDER.glob("gpu-*.json"))
+    return [path for path in found if "correctness" in _sections(path)]
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())["sections"]
+    return found
+
+
+def page() -> str:
+    """The text of docs/gpu.md."""
+    parts = [HEAD]
+    for path in files():
+        parts += _of(path)
+    return "\n".join(parts)
+
+
+def _of(path: Path) -> Iterator[str]:
+    sections = _sections(path)
+    found = sections["machine"]["cases"]["environment"]
+    yield f"## {found['gpu']}\n"
+    yield f"torch {found['torch']}, triton {found['triton']}, CUDA {found['cuda']},"
+    yield f"Python {found['python']}; results: {path.name}\n"
+    yield _bits(sections["correctness"]["cases"])
+    for section, title, begins in TABLES:
+        cases = {
+            name: f
+            for name, f in sections.get(section, {}).get("cases", {}).items()
+            if name.startswith(begins) and "contenders" in f
+        }
+        if cases:
+            yield _table(title, cases)
+
+
+def _bits(cases: dict[str, Any]) -> str:
+    differ = [n for n, f in cases.items() if "failed" in f]
+    known = {n: f["ulp"] for n, f in cases.items() if f.get("ulp")}
+    missing = {n: f["not_run"] for n, f in cases.items() if "not_run" in f}
+    exact = len(cases) - len(differ) - len(known) - len(missing)
+    text = (
+        f"**Bits.** {exact} of {len(cases)} cases have eager's bits after each step. "
+        f"{len(differ)} differ without a reason in [numerics](numerics.md). "
+        f"{len(known)} add in another order, and are up to "
+        f"{max(known.values(), default=0):.1f} ulp off. {len(missing)} did not run:"
+    )
+    lines = [textwrap.fill(text, 88), ""]
+    for name, why in missing.items():
+        text = f"- {name}: {why.split(' (options=')[0]}"
+        lines.append(textwrap.fill(text, 88, subsequent_indent="  "))
+    return "\n".join(lines) + "\n"
+
+
+def _table(title: str, cases: dict[str, Any]) -> str:
+    rows = [
+        "| case | fuseopt: call us, host us, kernels | the others: call us, host us, "
+        "kernels | faster than the best |",
+        "|---|---|---|---|",
+    ]
+    for name, f in sorted(cases.items()):
+        each = f["contenders"]
+        rivals = {
+            n: c
+            for n, c in each.items()
+            if not n.startswith(("fuseopt", "copy", "floor"))
+        }
+        others = ", ".join(f"{n} {_cell(c)}" for n, c in rivals.items())
+        best = min((c["p50"] for c in rivals.values()), default=None)
+        own = each["fuseopt"]
+        ratio = f"{best / own['p50']:.2f}" if best else ""
+        rows.append(f"| {name} | {_cell(own)} | {others} | {ratio} |")
+    return f"### {title}\n\n" + "\n".join(rows) + "\n"
+
+
+def _cell(c: dict[str, Any]) -> str:
+    kernels = f"; {c['kernels']}" if c.get("kernels") else ""
+    return f"{1e6 * c['p50']:,.0f}; {1e6 * c['host_p50']:,.0f}{kernels}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
