@@ -123,8 +123,8 @@ class _Lookup:
         self.padding = padding
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> Any:
-        """Return the node's input: (None,) if the rows have been added, so that the
-        node makes no gradient. Return None otherwise, which changes nothing.
+        """Run as the node's prehook. Return (None,) as its input if the rows have been
+        added, so that it makes no gradient. Else return None, which changes nothing.
         """
         owner = self.owner()
         (rows,) = grads

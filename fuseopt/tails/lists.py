@@ -22,8 +22,8 @@ class Lists:
         self._entries = [*chain.from_iterable(self._lists)]
 
     def follow(self) -> bool:
-        """Were entries added, removed or replaced since the last call? Then all copies
-        of them are renewed. Raises TypeError, ValueError.
+        """Were entries added, removed or replaced since the last call? Then the holders
+        of copies must copy them again. Raises TypeError, ValueError.
         """
         now, sizes = chain.from_iterable(self._lists), [*map(len, self._lists)]
         if sizes == self._sizes and all(map(is_, now, self._entries)):

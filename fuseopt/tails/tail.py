@@ -405,18 +405,21 @@ def tail(
 ) -> Tail:
     """Return the tail of a training step. Call it after `backward()`.
 
-    `ema` has pairs (averages, decay) with a list of averages in the order of the
-    parameters of all groups. Triples (averages, their sources, decay) are possible. So
-    are pairs of an AveragedModel, or such an object of another package, and the model
-    or the parameters that it averages. `copies` are tensors into which the parameters
-    are copied, in other dtypes. `zero_grad`: True sets gradients to None and never
-    writes the clipped ones, "zeros" fills them with zeros, False leaves the clipped
-    gradients. `clip_parameters` gives the parameters, or the model, in whose order the
-    total norm is added up; by default the order of the groups. `norm_groups` declares
-    which processes have other parts of the norm. `clip_grad_adaptive` is a factor, or
-    (factor, eps). `grad_divisor` divides gradients before all else, such as the number
-    of micro-batches that they are sums of. `stats` measures each parameter; `names` has
-    their names, or is the model that has them. `options`: see fuseopt.config.
+    - `ema`: pairs (averages, decay), in the order of the parameters of all groups, or
+      triples (averages, their sources, decay). An AveragedModel, or such an object of
+      another package, comes in a pair with the model or the parameters that it
+      averages.
+    - `copies`: tensors into which the parameters are copied, in other dtypes.
+    - `zero_grad`: True sets gradients to None and never writes the clipped ones.
+      "zeros" fills them with zeros, False leaves the clipped gradients.
+    - `clip_parameters`: parameters, or a model, in whose order the total norm is added
+      up; by default the order of the groups.
+    - `norm_groups`: the processes that have other parts of the norm.
+    - `clip_grad_adaptive`: a factor, or (factor, eps).
+    - `grad_divisor`: divides gradients before all else, such as the number of
+      micro-batches that they are sums of.
+    - `stats`: true to measure each parameter; `names`: their names, or their model.
+    - `options`: see fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer.
     Raises TypeError and ValueError for arguments that no tail takes.
