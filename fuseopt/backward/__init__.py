@@ -1,5 +1,5 @@
-"""An optimizer that steps while the backward runs: each bucket of parameters as soon as
-its gradients are there, which are then freed.
+"""Step an optimizer while the backward runs.
 
-docs/backward.md says what it does and what it refuses.
+Each bucket of parameters is stepped as soon as its gradients exist, which are then
+freed. docs/backward.md describes what this does and what it refuses.
 """

@@ -1,11 +1,11 @@
-"""Prove that a step of some lanes does to each what the step of all lanes does.
+"""Prove that a step of some lanes treats each one as the step of all lanes does.
 
-The code must be proven to treat lanes alike (`uniformity`). That leaves open which
-kinds of lanes there are: a step may ask whether any lane is a matrix. So the step is
-rehearsed, on meta tensors, for sets of the optimizer's kinds, with the other kinds
-absent and with the others present without gradients; each lane must be treated as it is
-alone. And a step may change only lanes: a counter of the optimizer would be increased
-once for each bucket.
+The proof of `uniformity` must hold: the code treats lanes alike. That leaves open which
+kinds of lanes exist; a step may test whether any lane is a matrix. So the step is
+rehearsed, on meta tensors, for sets of the optimizer's kinds. The other kinds are
+absent in one rehearsal, and present without gradients in a second one. The step must
+treat each lane as it treats the lane alone. And it may change only lanes, since each
+bucket would increase a counter of the optimizer once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..shadow.stand_in import stand_in, unfused
 from ..uniformity import prove
 from .part import attributes_of
 
-#: Up to this number of kinds, all sets are tried; for more kinds, those of `_sets`.
+#: Number of kinds up to which all sets are tried; for more kinds, those of `_sets`.
 MAX_KINDS = 6
-#: Models of each kind. With two of them, tensors that all lanes share are recognized.
+#: Models of each kind. Two of them show which tensors all lanes share.
 TWINS = 2
 
 
@@ -37,18 +37,18 @@ class ReadsSizes(LanesDiffer):
 
 
 class Universe:
-    """The kinds of lanes of an optimizer, each with models: meta tensors with
-    gradients. Raises LanesDiffer.
+    """Kinds of an optimizer's lanes, each with models: meta tensors with gradients.
+    Raises LanesDiffer.
 
-    `ignore_sizes`: may lanes of one kind have other sizes? `key`: equal for equal
-    kinds.
+    With `ignore_sizes`, lanes of one kind may have different sizes. `key` is equal for
+    equal kinds.
     """
 
     def __init__(self, optimizer: Optimizer, ignore_sizes: bool) -> None:
         self.ignore_sizes = ignore_sizes
         self.counters = compat.can_stay_symbolic()
         lanes = Lanes(optimizer, ignore_sizes, self.counters)
-        #: are there lanes of one kind with other sizes?
+        #: true if lanes of one kind differ in their sizes
         self.reshaped = lanes.reshaped()
         n = len(optimizer.param_groups)
         self.lists: list[list[torch.Tensor]] = [[] for _ in range(n)]
@@ -85,9 +85,9 @@ class Universe:
         return model
 
     def check(self, optimizer: Optimizer, function: Callable[..., Any]) -> None:
-        """Raise LanesDiffer unless `function`, the step of an optimizer, does the same
-        to some of these lanes whether others are present or not. Raises ReadsSizes if
-        it does so only for lanes of equal sizes.
+        """Raise LanesDiffer unless `function` treats some of these lanes the same,
+        whether other lanes are present or not. `function` is the step of an optimizer.
+        Raises ReadsSizes if this holds only for lanes of equal sizes.
         """
         groups = optimizer.param_groups
         if len(groups) != len(self.lists):
@@ -112,7 +112,7 @@ class Universe:
 
 
 class _DryRuns:
-    """The rehearsals of a step for sets of lanes, and their comparison."""
+    """Rehearsals of a step for sets of lanes, and their comparison."""
 
     def __init__(self, universe: Universe, optimizer: Any, function: Any) -> None:
         self.kinds = universe.kinds
@@ -132,7 +132,7 @@ class _DryRuns:
         return record
 
     def run(self) -> None:
-        """Raise LanesDiffer if a lane is not treated as it is alone."""
+        """Raise LanesDiffer if the step does not treat a lane as it treats it alone."""
         alone: dict[int, Any] = {}
         n = len(self.kinds)
         for chosen in _sets(n):
@@ -182,8 +182,8 @@ class _DryRuns:
 
 
 def _sets(n: int) -> Iterator[tuple[int, ...]]:
-    """Sets of n kinds, single kinds first: all sets, or for many kinds the single
-    kinds, the pairs, all but one, and all.
+    """Yield sets of n kinds, single kinds first. These are all sets, or for many kinds
+    the single kinds, the pairs, all but one, and all.
     """
     sizes: Iterable[int] = range(1, n + 1)
     if n > MAX_KINDS:
@@ -193,4 +193,4 @@ def _sets(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _does_nothing(optimizer: Any) -> None:
-    """A step that does nothing."""
+    """Do nothing, as a step."""

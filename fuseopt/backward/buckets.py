@@ -1,4 +1,4 @@
-"""Divide parameters into buckets, which fill one after the other in a backward."""
+"""Divide parameters into buckets, which fill one after another in a backward."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from ..errors import ConfigError, UnsupportedInput
 
 Bucket = list[torch.Tensor]
-#: The default number of bytes of parameters in a bucket.
+#: Default number of bytes of parameters in a bucket.
 BYTES = 32 << 20
 
 
 def buckets_of(
     wanted: Any, model: torch.nn.Module | None, params: Sequence[torch.Tensor]
 ) -> list[Bucket]:
-    """The parameters of an optimizer in buckets, each on one device. The last
+    """Return the parameters of an optimizer in buckets, each on one device. The last
     parameters are first, since they get their gradients first.
 
-    `wanted`: a number of bytes, "layer", or lists of parameters. Raises ConfigError for
-    other values, UnsupportedInput for parameters that are in two buckets, in none, or
-    not in the optimizer.
+    `wanted` is a number of bytes, "layer", or lists of parameters. Raises ConfigError
+    for other values. Raises UnsupportedInput for parameters that are in two buckets, in
+    none, or not in the optimizer.
     """
     if wanted == "layer":
         if model is None:

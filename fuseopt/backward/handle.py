@@ -23,10 +23,10 @@ from .stepper import BEYOND, Stepper, Streams
 
 class _Pass:
     """One backward, and the gradients that have arrived in it. Only the engine's queue
-    has a strong reference, so nothing is left of a backward that an exception ended.
+    has a strong reference, so an exception that ends a backward frees this.
 
-    `awaited`: for each bucket, the number of gradients that have not arrived. `seen`:
-    the ids of parameters whose gradient has arrived.
+    `awaited` is, for each bucket, the number of gradients that have not arrived. `seen`
+    has the ids of parameters whose gradient has arrived.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -37,7 +37,7 @@ class _Pass:
 
 
 class InBackward(Optimizer):
-    """An optimizer that steps while the backward runs; see docs/backward.md.
+    """Optimizer that steps while the backward runs; see docs/backward.md.
 
     Groups, state and defaults are those of `optimizer`.
     """
@@ -49,7 +49,7 @@ class InBackward(Optimizer):
         buckets: Any,
         **options: Any,
     ) -> None:
-        # Optimizer.__init__ is not called: the groups are those of `optimizer`
+        # this does not call Optimizer.__init__: the groups are those of `optimizer`
         self.optimizer = optimizer
         self._opt_called = False
         self._lock = new_rlock()
@@ -70,21 +70,21 @@ class InBackward(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups; a schedule may change their numbers at any time."""
+        """Return the groups; a schedule may change their numbers at any time."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of each parameter."""
+        """Return the state of each parameter."""
         return self.optimizer.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The default options of groups."""
+        """Return the default options of groups."""
         return self.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """The state_dict of the optimizer."""
+        """Return the state_dict of the optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -98,8 +98,8 @@ class InBackward(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose parameters become new buckets. Raises UnsupportedInput;
-        then the group is not added.
+        """Add a group, whose parameters become new buckets. Raises UnsupportedInput,
+        and then adds nothing.
         """
         with self._lock:
             n = len(self.optimizer.param_groups)
@@ -114,8 +114,8 @@ class InBackward(Optimizer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step parameters that still have a gradient: none after a plain backward. A
-        closure, whose backward steps, is called first. Returns its loss, or None.
+        """Step the parameters that have a gradient: none after a plain backward. Call a
+        closure, whose backward steps, first. Return its loss, or None.
         """
         loss = None
         if closure is not None:
@@ -131,7 +131,9 @@ class InBackward(Optimizer):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """A context in which backwards add gradients up; the next backward steps."""
+        """Let backwards accumulate gradients within the context; the next backward
+        steps.
+        """
         self._accumulating += 1
         try:
             yield
@@ -139,8 +141,8 @@ class InBackward(Optimizer):
             self._accumulating -= 1
 
     def close(self) -> None:
-        """Remove the hooks from the parameters: no backward steps. The optimizer
-        stays.
+        """Remove the hooks from the parameters, so that no backward steps. The
+        optimizer stays.
         """
         for hook in self._hooks:
             hook.remove()
@@ -203,7 +205,7 @@ class InBackward(Optimizer):
 
     def _add_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Add buckets, and hooks to their parameters. Raises UnsupportedInput, before
-        anything is changed, if another InBackward steps one of these.
+        any change, if another InBackward steps one of these.
         """
         hook = _hook(weakref.ref(self))
         for other in [*session.in_backward]:
@@ -223,12 +225,14 @@ class InBackward(Optimizer):
         self._stepper.kept = 2 * len(self._buckets) + BEYOND
 
     def _bucket_for(self, p: torch.Tensor) -> Bucket:
-        """The bucket with the id of a parameter, or []."""
+        """Return the bucket with the id of a parameter, or []."""
         k = self._bucket_of.get(id(p))
         return [] if k is None else self._buckets[k]
 
     def _check(self) -> None:
-        """Raise UnsupportedInput if the buckets together would not be a step of all."""
+        """Raise UnsupportedInput unless the buckets together have the effect of one
+        step.
+        """
         if compat.has_step_hooks(self.optimizer):
             self._no_hooks()
         distributed = torch.distributed
@@ -267,7 +271,7 @@ class InBackward(Optimizer):
         return new_pass
 
     def _arrived(self, p: torch.Tensor) -> None:
-        """Note that a parameter's gradient of this backward is complete, and step its
+        """Note that a parameter's gradient of this backward is complete. Step its
         bucket if it was the last one.
         """
         if self._accumulating:
@@ -292,7 +296,7 @@ class InBackward(Optimizer):
                 self._stepper.step(current.buckets[k])
 
     def _end(self, ended: _Pass) -> None:
-        """End a backward: step gradients in buckets that did not fill."""
+        """End a backward: step the gradients in buckets that did not fill."""
         with self._lock:
             for bucket in ended.buckets:
                 self._stepper.step(bucket)
@@ -300,8 +304,8 @@ class InBackward(Optimizer):
 
 
 def _hook(owner: weakref.ref[InBackward]) -> Callable[[torch.Tensor], None]:
-    """The hook of parameters. It has a weak reference, since the garbage collector does
-    not see hooks of tensors.
+    """Return the hook of parameters. It has a weak reference, since the garbage
+    collector does not visit hooks of tensors.
     """
 
     def arrived(p: torch.Tensor) -> None:
@@ -335,14 +339,14 @@ def in_backward(
     buckets: int | str | Sequence[Iterable[torch.Tensor]] = BYTES,
     **options: Any,
 ) -> InBackward:
-    """An optimizer that steps while the backward runs: each bucket of parameters as
-    soon as its gradients exist, which are then freed. `loss.backward()` is a whole
-    step.
+    """Return an optimizer that steps while the backward runs: `loss.backward()` is a
+    whole step. Each bucket of parameters is stepped as soon as its gradients exist,
+    which are then freed.
 
     `make_optimizer` takes a list of the model's parameters, or of the given ones, and
-    returns an optimizer. `buckets`: the number of bytes of parameters in each, "layer"
-    for one bucket for each module, or lists of parameters. `options`: those of
-    fuseopt.config.
+    returns an optimizer. `buckets` is the number of bytes of parameters in each,
+    "layer" for one bucket for each module, or lists of parameters. `options` are those
+    of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
     depends on all parameters at once.

@@ -1,15 +1,15 @@
 """Add the gradient of an embedding's rows to that of its other use, in place.
 
-GPT-2's head is its embedding. When the backward reaches the lookup, autograd's engine
-has the head's gradient, makes one as large for the few rows that were looked up, and a
-sum: three times the largest matrix, at the peak of a step whose other gradients are
-freed. Here those rows are added to the gradient that the engine has, and the lookup
-returns none: `0 + x` for a row that was not looked up, and the same sums in the same
-order for the others, so the bits are the engine's.
+GPT-2's head is its embedding. At the lookup's backward, autograd's engine has the
+head's gradient. It then allocates a gradient as large for the few rows of the lookup,
+and a sum. That is three times the largest matrix, at the peak of a step whose other
+gradients are freed. Here those rows are added in place to the engine's gradient, and
+the lookup returns none. A row outside the lookup gets `0 + x`, and each other row the
+same sums in the same order. So the bits are the engine's.
 
-It is done only if the engine has the same tensor that the head returned, and nothing
-else refers to it: a third use would have made a sum. Otherwise, and on other devices
-than a CPU, the engine works as usual.
+This happens only if the engine has the same tensor that the head returned, and nothing
+else refers to it. A third use would make a sum. In all other cases, and on other
+devices than a CPU, the engine adds the gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .. import compat
 
 
 class _EngineGrads:
-    """The gradients that the engine has in one backward, by the parameter's id; None if
+    """Gradients that the engine has in one backward, by the parameter's id; None if
     several uses gave one. Only the engine's queue has a strong reference to this.
     """
 
@@ -38,7 +38,7 @@ class _EngineGrads:
 
 
 class Lookups:
-    """Watches the modules of a model that share a matrix with an embedding.
+    """Modules of a model that share a matrix with an embedding, and their hooks.
 
     The modules' hooks have weak references to it; in a copy of the model they do
     nothing.
@@ -74,11 +74,11 @@ class Lookups:
         self._waiting[id(lookup.param)].add(lookup)
 
     def arrives(self, p: Tensor, grad: Tensor) -> Tensor:
-        """The gradient to return to the engine for one of a parameter's other uses."""
+        """Return the gradient of another use of a parameter, for the engine."""
         if not len(self._waiting.get(id(p), ())):
             return grad
         task = compat.backward_under_way()
-        # detached, since a view would keep its base alive, and the engine adds in place
+        # detached, since a view would keep its base alive. The engine adds in place
         # only to a tensor that shares no memory
         detached = grad.detach()
         current = self._held.get(task)
@@ -89,13 +89,13 @@ class Lookups:
         return detached
 
     def looked_up(self, lookup: _Lookup, rows: Tensor) -> bool:
-        """Add the gradient of a lookup's rows; False if the engine must do it."""
+        """Add the gradient of a lookup's rows. Return False if the engine has to."""
         current = self._held.get(compat.backward_under_way())
         grad = None if current is None else current.grads.pop(id(lookup.param), None)
         if grad is None or not compat.has_one_owner(grad):
             return False
-        # The engine makes the gradients of further lookups: their number is not known,
-        # and it copies a gradient to which there is a reference until the end
+        # The engine makes the gradients of further lookups, whose number is open. It
+        # copies a gradient to which there is a reference until the end
         lookup.add_to(grad, rows)
         return True
 
@@ -123,8 +123,8 @@ class _Lookup:
         self.padding = padding
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> Any:
-        """The prehook of the node: (None,) as its input, so that it makes no gradient
-        if the rows have been added; else None, which changes nothing.
+        """Run as the node's prehook. Return (None,) as its input if the rows have been
+        added, so that it makes no gradient. Else return None, which changes nothing.
         """
         owner = self.owner()
         (rows,) = grads
@@ -158,7 +158,7 @@ class _Forward(NamedTuple):
 
 
 class _Hook:
-    """A hook of a module's forward; `watch` is called if the output has a graph."""
+    """Hook of a module's forward; it calls `watch` if the output has a graph."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Hook:
 
 
 class _NoHook:
-    """The hook in a copy of a module, which does nothing."""
+    """Hook in a copy of a module, which does nothing."""
 
     def __call__(self, *_: Any) -> None:
         return None
@@ -208,8 +208,8 @@ def _watch_lookup(owner: Lookups, param: Tensor, forward: _Forward) -> None:
 
 
 def _watch_other(owner: Lookups, param: Tensor, forward: _Forward) -> None:
-    """Register hooks on the nodes that give the matrix a gradient in another way, such
-    as those of a head.
+    """Register hooks on the nodes of the matrix's other uses, such as those of a
+    head.
     """
     if param.device.type != "cpu":
         return
@@ -220,7 +220,9 @@ def _watch_other(owner: Lookups, param: Tensor, forward: _Forward) -> None:
 
 
 def _arrival(owner_of: weakref.ref[Lookups], p: Tensor, at: int) -> Callable[..., Any]:
-    """The hook of a node; `at`: the index of the parameter's gradient in its result."""
+    """Return the hook of a node; `at` is the index of the parameter's gradient in its
+    result.
+    """
 
     def arrives(grads: tuple[Tensor | None, ...], _: Any) -> Any:
         owner, grad = owner_of(), grads[at]
@@ -235,7 +237,7 @@ def _arrival(owner_of: weakref.ref[Lookups], p: Tensor, at: int) -> Callable[...
 
 
 def _shared(model: torch.nn.Module) -> Iterator[tuple[Tensor, list[torch.nn.Module]]]:
-    """Matrices that embeddings share with other modules, with all these modules."""
+    """Yield matrices that embeddings share with other modules, and these modules."""
     users: dict[int, tuple[Tensor, list[torch.nn.Module]]] = {}
     for module in model.modules():
         for p in {*module.parameters(recurse=False)}:

@@ -1,8 +1,8 @@
-"""A stand-in of an optimizer that has only some of its parameters.
+"""Stand-in of an optimizer that has only some of its parameters.
 
 It is one object, which gets other parameters for each call, so that one compiled step
-serves all of them. The state dict of a parameter is the optimizer's own. Groups with
-`fused=True` get the foreach form.
+serves all of them. It shares the state dict of each parameter with the optimizer.
+Groups with `fused=True` get the foreach form.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..shadow.stand_in import stand_in, unfused
 
 
 class Part:
-    """`itself`: the stand-in, the argument of a step. Raises LanesDiffer for an
-    optimizer that cannot have one.
+    """Stand-in: `itself` is the argument of a step. Raises LanesDiffer for an optimizer
+    that cannot have one.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -29,13 +29,13 @@ class Part:
         self._state: Any = None
         self._groups: list[dict[str, Any]] = []
         self._lists: list[list[torch.Tensor]] = []
-        self._hooks: dict[str, Any] = {}  # none, by name
+        self._hooks: dict[str, Any] = {}  # empty ones, by name
         #: by id of a parameter: its group, and its place in that
         self._places: dict[int, tuple[int, int]] = {}
 
     def take(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> int:
-        """Take those of these parameters that are in a group; returns their number.
-        Raises LanesDiffer.
+        """Take the parameters that are in a group, and return their number. Raises
+        LanesDiffer.
         """
         state = optimizer.state
         if type(state) not in (dict, collections.defaultdict):
@@ -50,7 +50,7 @@ class Part:
         part = vars(self.itself)
         attributes = attributes_of(optimizer)
         for name in [*filter(is_hooks, attributes)]:
-            # the same objects in each call, which would be a change otherwise
+            # the same objects in each call, since other ones would be a change
             attributes[name] = self._hooks.setdefault(name, attributes[name])
         if part.keys() - attributes.keys() - {"state", "param_groups"}:
             part.clear()
@@ -61,7 +61,7 @@ class Part:
     def _find(
         self, groups: Sequence[Any], params: Sequence[torch.Tensor]
     ) -> list[tuple[int, int, torch.Tensor]]:
-        """Group, place in it and parameter of each, in the order of the groups."""
+        """Return group, place in it and parameter of each, by group and place."""
         lists = [group["params"] for group in groups]
         places = [self._places.get(id(p)) for p in params]
         if not all(
@@ -103,7 +103,7 @@ class Part:
             target.update(unfused(target))
 
     def give_back(self, optimizer: Optimizer) -> None:
-        """Give the optimizer the state dicts that the step has created or replaced."""
+        """Add the state dicts that the step created or replaced to the optimizer's."""
         state = optimizer.state
         pairs = self._state.items()
         state.update({p: own for p, own in pairs if state.get(p) is not own})
@@ -117,7 +117,7 @@ class Part:
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The attributes of an optimizer besides groups and state, without hooks."""
+    """Return the attributes of an optimizer besides groups and state, without hooks."""
     return {
         name: collections.OrderedDict() if is_hooks(name) else value
         for name, value in vars(optimizer).items()

@@ -1,9 +1,9 @@
 """Step the buckets of an optimizer's parameters one by one, with eager's bits.
 
 The step of a bucket is the optimizer's step on a stand-in that has only the bucket's
-parameters (`part`), compiled once for all buckets. Before the first step it is proven
-that this does what the step of all parameters does (`apart`), and again if Dynamo
-traces the step again or the kinds of parameters change.
+parameters (`part`). It is compiled once for all buckets. Before the first step `apart`
+proves that this has the effect of the step of all parameters. It proves so again if
+Dynamo retraces the step or the kinds of parameters change.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..tails.steps import function_of
 from .apart import ReadsSizes, Universe
 from .part import Part
 
-#: The number of sets of lanes that are kept besides those of buckets.
+#: Number of sets of lanes that are kept besides those of buckets.
 BEYOND = 8
-#: The most sets of kinds whose proof is kept.
+#: Most sets of kinds whose proof is kept.
 UNIVERSES = 32
 _LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
 
 
 class Stepper:
-    """Steps some parameters of an optimizer.
+    """Step of some parameters of an optimizer.
 
-    `kept`: the number of sets of lanes that are kept. Raises UnsupportedInput for an
+    `kept` is the number of sets of lanes that are kept. Raises UnsupportedInput for an
     optimizer whose parameters cannot be stepped in buckets.
     """
 
@@ -60,7 +60,7 @@ class Stepper:
         self._universe: Universe | None = None
         #: the universes with a proof, by their keys
         self._universes: dict[Any, Universe] = {}
-        #: may parameters of one kind have other sizes?
+        #: true while parameters of one kind may have different sizes
         self._loose = True
         self._layout: Any = None
         self._state = optimizer.state
@@ -129,8 +129,8 @@ class Stepper:
             self._survey()
 
     def _prove(self) -> None:
-        """Raise LanesDiffer unless the step is proven, in this backward and for the
-        optimizer's present attributes and groups.
+        """Raise LanesDiffer unless the step has a proof. It must be of this backward,
+        and of the optimizer's present attributes and groups.
         """
         optimizer = self.optimizer
         groups = [
@@ -153,8 +153,8 @@ class Stepper:
         )
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
-        """Step those parameters that have a gradient, and free it. Raises
-        UnsupportedInput; then nothing was written.
+        """Step the parameters that have a gradient, and free it. Raises
+        UnsupportedInput, and then writes nothing.
         """
         ready = [p for p in params if p.grad is not None]
         if not ready:
@@ -162,14 +162,16 @@ class Stepper:
         device = ready[0].device.type
         with self.lock, torch.no_grad(), contextlib.ExitStack() as stack:
             if torch.is_autocast_enabled(device):
-                # autocast of the forward, within which a backward may be called
+                # the autocast of a forward that calls this backward
                 stack.enter_context(torch.autocast(device, enabled=False))
             self._step(params, ready)
             for p in ready:
                 p.grad = None
 
     def _prove_again(self) -> None:
-        """Prove the step when it is traced again: older proofs may be of other code."""
+        """Prove the step when it is retraced, since older proofs may be of other
+        code.
+        """
         if self._proven_for is None:
             self._universes.clear()
         self._prove()
@@ -179,14 +181,14 @@ class Stepper:
     ) -> None:
         part, optimizer = self._part, self.optimizer
         try:
-            # the same parameters in each call, also those without a gradient
+            # the same parameters in each call, with or without a gradient
             if part.take(optimizer, params) != len(params):
                 raise LanesDiffer("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
             why = self._isolated.led(self._prove_again, self.kept)
             if why is not None:
-                # it runs in eager; is that still the step of all?
+                # it runs in eager, so its effect may differ from the step of all
                 self._prove_again()
                 if why and self._strict:
                     raise CaptureError(
@@ -216,7 +218,7 @@ def _check_gradient(p: torch.Tensor) -> None:
 
 
 class Streams:
-    """The streams on which the gradients of a bucket were computed."""
+    """Streams on which the gradients of a bucket were computed."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
@@ -228,7 +230,7 @@ class Streams:
             self._streams[stream] = stream
 
     def join(self, params: Sequence[torch.Tensor]) -> None:
-        """Let the current stream wait for all of them."""
+        """Let the current stream wait for all of the streams."""
         if not self._streams:
             return
         current = torch.accelerator.current_stream(params[0].device)

@@ -1,4 +1,4 @@
-"""Masters of float32 for parameters of 16 bits, beside them or in the CPU's memory."""
+"""Masters of float32 for parameters of 16 bits, on the same device or in CPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer whose weights and state lie in the CPU's memory."""
+"""Optimizer whose weights and state lie in CPU memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from .optimizer import MasterOptimizer, listed_groups
 
 
 class CPUOffloadOptimizer(MasterOptimizer):
-    """An optimizer that steps on the CPU what lies on an accelerator.
+    """Optimizer that steps parameters of an accelerator on the CPU.
 
-    Weights of the parameters' type, masters, state and gradients lie in the CPU's
-    memory. Each gradient is copied when the backward has added it up; after the step
-    the weights are copied back. Arguments as of `MasterOptimizer`; parameters that lie
-    on the CPU are stepped there as they are. A clip of the parameters' gradients before
-    the step is seen.
+    Weights of the parameters' type, masters, state and gradients lie in CPU memory.
+    Each gradient is copied when the backward has accumulated it. After the step the
+    weights are copied back. The arguments are those of `MasterOptimizer`. Parameters on
+    the CPU are stepped in place. The step uses gradients that were clipped before it.
     """
 
     def __init__(

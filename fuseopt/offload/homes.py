@@ -1,4 +1,4 @@
-"""Where the weights of an optimizer lie while they are stepped."""
+"""Places where an optimizer's weights are stepped."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Home(Protocol):
-    """Where weights are stepped. A weight has the dtype and sizes of its parameter."""
+    """Place where weights are stepped. A weight has the dtype and sizes of its
+    parameter.
+    """
 
     def weights_of(self, params: Tensors) -> list[torch.Tensor]:
-        """The weights that are stepped for new parameters."""
+        """Return the weights to step for new parameters."""
 
     def take_gradients(self) -> None:
-        """Have the gradients of the parameters in those of their weights."""
+        """Copy the gradients of the parameters to their weights."""
 
     def give_weights(self) -> None:
-        """Have the weights in the parameters; those that have no gradient are as they
-        were.
+        """Copy the stepped weights to the parameters. Parameters without a gradient
+        stay unchanged.
         """
 
     def give_all_weights(self) -> None:
-        """The same of all parameters."""
+        """Copy all weights to the parameters."""
 
     def take_weights(self) -> None:
-        """Have the parameters in the weights."""
+        """Copy the parameters to the weights."""
 
 
 class Here:
-    """Parameters are stepped where they lie."""
+    """Step parameters where they lie."""
 
     def weights_of(self, params: Tensors) -> list[torch.Tensor]:
-        """The parameters."""
+        """Return the parameters."""
         return [*params]
 
     def take_gradients(self) -> None:
-        """They are there."""
+        """Do nothing; the weights are the parameters."""
 
     give_weights = give_all_weights = take_weights = take_gradients
 
 
 class _Pair(NamedTuple):
-    """A parameter, its weight on the CPU, and the memory of the weight's gradient."""
+    """Parameter, its weight on the CPU, and the memory of the weight's gradient."""
 
     param: torch.Tensor
     weight: torch.nn.Parameter
@@ -54,10 +56,10 @@ class _Pair(NamedTuple):
 
 
 class OnCPU:
-    """Weights lie in pinned memory of the CPU; parameters on an accelerator.
+    """Step weights in pinned CPU memory; parameters lie on an accelerator.
 
-    A gradient is copied when the backward has added it up, on a stream beside the
-    backward. One that changes later is copied again at the step.
+    A gradient is copied when the backward has accumulated it, on a side stream. A
+    gradient that changes later is copied again at the step.
     """
 
     def __init__(self) -> None:
@@ -65,14 +67,14 @@ class OnCPU:
         self._hooks: list[Any] = []
         self._streams: dict[torch.device, torch.Stream] = {}
         #: since the last step, by id of a parameter: the gradient that was copied, and
-        #: its version then
+        #: its version at that time
         self._copied: dict[int, tuple[torch.Tensor, int]] = {}
-        #: what must be done before weights are written: they are being copied
+        #: events after which weights may be written: copies read the weights until then
         self._given: list[torch.Event] = []
 
     @torch.no_grad()
     def weights_of(self, params: Tensors) -> list[torch.Tensor]:
-        """Copies of parameters in pinned memory."""
+        """Return copies of parameters in pinned memory."""
         weights: list[torch.Tensor] = []
         for p in params:
             weight = torch.nn.Parameter(_pinned(p))
@@ -117,7 +119,7 @@ class OnCPU:
         self._copied.clear()
 
     def give_weights(self) -> None:
-        """Begin to copy the weights that were stepped, on the current stream."""
+        """Begin to copy the stepped weights, on the current stream."""
         stepped = [pair for pair in self._pairs if pair.weight.grad is not None]
         for pair in stepped:
             pair.weight.grad = None
@@ -144,7 +146,7 @@ class OnCPU:
 
 
 def _hook(param: Any, pair: _Pair, home: OnCPU) -> Any:
-    """Have each gradient of a parameter copied, for as long as its home is there."""
+    """Copy each new gradient of a parameter while its home exists."""
     itself = weakref.ref(home)
 
     def arrived(_: torch.Tensor) -> None:

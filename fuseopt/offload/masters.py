@@ -1,11 +1,11 @@
 """Masters: parameters of float32 for a user's parameters of 16 bits.
 
-Within the kernel of a step gradients of 16 bits are widened, and the user's parameters
-are written. So a step moves each number once, and no gradient of float32 lies in
-memory.
+The kernel of a step widens gradients of 16 bits, and writes the user's parameters. So a
+step moves each number once, and no gradient of float32 lies in memory.
 
-A master is kept in float32 ("fp32"), or as the 16 bits that the user's parameter lacks
-("split"): then it has no memory, and the two together are the float32.
+A master has one of two formats. "fp32" stores it in float32. "split" stores the 16 bits
+that the user's parameter lacks; the master then has no memory, and the two together are
+the float32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class Master(NamedTuple):
-    """A parameter of the user's, and its master.
+    """Parameter of the user's, and its master.
 
-    `gradient`: a tensor that is given the memory of each gradient; `hollow`: the
-    master's gradient, without memory. `cast`: the format of the gradient, `form` that
-    in which the master is written to `weight`. `beside`: all of these, by key. `state`:
-    for a master of which the optimizer keeps none.
+    `gradient` takes the memory of each gradient; `hollow` is the master's gradient,
+    without memory. `cast` is the format of the gradient. `form` is the format in which
+    the master is written to `weight`. `beside` has all of these, by key. `state` is for
+    a master without state in the optimizer.
     """
 
     param: torch.Tensor
@@ -50,29 +50,29 @@ class Master(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Has the master no memory?"""
+        """Is the master stored in halves, without memory?"""
         return "low" in self.weight
 
     def fill(self) -> None:
-        """Give the master memory, and its contents."""
+        """Allocate the master's memory, and write its contents."""
         if self.split:
             n_bytes = self.master.itemsize * self.master.numel()
             self.master.untyped_storage().resize_(n_bytes)
             self.master.copy_(self.form.unpack(self.weight))
 
     def empty(self) -> None:
-        """Take the memory away."""
+        """Free the master's memory."""
         if self.split:
             self.master.untyped_storage().resize_(0)
 
     @torch.no_grad()
     def wide(self) -> torch.Tensor:
-        """The master's numbers, a copy."""
+        """Return a copy of the master's numbers."""
         return self.form.unpack(self.weight) if self.split else self.master.clone()
 
     @torch.no_grad()
     def set(self, wide: torch.Tensor) -> None:
-        """Give the master other numbers, and its parameter those nearest to them."""
+        """Write other numbers to the master, and the nearest ones to its parameter."""
         wide = wide.to(self.param.device, WIDE)
         self.form.pack(wide, self.weight)
         if not self.split:
@@ -81,8 +81,8 @@ class Master(NamedTuple):
 
 @torch.no_grad()
 def master_of(param: torch.Tensor, kind: str) -> Master:
-    """A master of a parameter. Raises UnsupportedInput for one that is not of 16 bits,
-    or not contiguous.
+    """Return a master of a parameter. Raises UnsupportedInput for a parameter that has
+    not 16 bits or is not contiguous.
     """
     cast = _CASTS.get(param.dtype)
     if cast is None or not param.is_contiguous() or type(param) not in _TYPES:
@@ -97,7 +97,7 @@ def master_of(param: torch.Tensor, kind: str) -> Master:
     wide = param.detach().to(WIDE, copy=True)
     parts = {**form.empty(wide, 0), "": param}
     if kind == "split":
-        form.pack(wide, parts)  # the parameter gets the number that it has
+        form.pack(wide, parts)  # the parameter keeps its number
     master = torch.nn.Parameter(wide)
     gradient = torch.empty_like(param).detach()
     beside = {key_of(target, form, x): t for x, t in parts.items()}
@@ -109,7 +109,9 @@ def master_of(param: torch.Tensor, kind: str) -> Master:
 
 
 class Masters:
-    """The masters of an optimizer; what is beside its state, see `storage/step.py`."""
+    """Masters of an optimizer: the packed tensors beside its state, see
+    `storage/step.py`.
+    """
 
     def __init__(self, kind: str) -> None:
         if kind not in KINDS:
@@ -119,7 +121,7 @@ class Masters:
         self.optimizer: Optimizer | None = None
 
     def add(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Make masters and return them; of a parameter of float32 it is that."""
+        """Make masters and return them. A parameter of float32 is its own master."""
         wide: list[torch.Tensor] = []
         for p in params:
             if p.dtype == WIDE:
@@ -130,7 +132,7 @@ class Masters:
         return wide
 
     def take_gradients(self) -> None:
-        """Let the masters have the gradients of their parameters."""
+        """Set the gradients of the masters to those of their parameters."""
         for x in self.every:
             grad = x.param.grad
             x.master.grad = None if grad is None else x.hollow
@@ -139,7 +141,7 @@ class Masters:
 
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:
-        """Within, the packed tensors are part of the state."""
+        """Add the packed tensors to the state within the context."""
         assert self.optimizer is not None
         state = self.optimizer.state
         # while it steps, a master without state has one of its packed tensors alone
@@ -161,7 +163,7 @@ class Masters:
             try:
                 self._drop(drops, without)
             finally:
-                self._drop(drops, without)  # an interrupt may have come before
+                self._drop(drops, without)  # an interrupt may come before
 
     def _drop(
         self,
@@ -176,7 +178,7 @@ class Masters:
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[None]:
-        """Within, masters and their gradients have memory."""
+        """Allocate masters and their gradients within the context."""
         stepped = [x for x in self.every if x.master.grad is not None]
         try:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""An optimizer of parameters of 16 bits that steps their masters of float32."""
+"""Optimizer of parameters of 16 bits that steps their masters of float32."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from ..storage.rule import Rule, rule_of
 from .homes import Here, Home
 from .masters import Master, Masters
 
-#: The key of a parameter's master in a state dict.
+#: Key of a parameter's master in a state dict.
 MASTER = "master"
 
 
 class MasterOptimizer(Optimizer):
-    """An optimizer whose parameters of 16 bits have masters of float32.
+    """Optimizer whose parameters of 16 bits have masters of float32.
 
     `optimizer_class(groups, **defaults)` makes the inner `optimizer`, which steps the
-    masters. `master`: "fp32", or "split", which keeps only the 16 bits that a parameter
-    of bfloat16 lacks. `storage`: as of `fuseopt.compile`, for the inner state.
-    `options`: those of fuseopt.config. `home`: where the parameters are stepped; None:
-    where they lie. Parameters of float32 are stepped as they are.
+    masters. `master` is "fp32", or "split", which stores only the 16 bits that a
+    parameter of bfloat16 lacks. `storage` is the option of `fuseopt.compile`, for the
+    inner state. `options` are those of fuseopt.config. `home` is the place where the
+    parameters are stepped; None steps them where they lie. Parameters of float32 are
+    stepped directly.
 
-    A step reads and writes each master, and each tensor of the inner state, once; it
-    reads 2 bytes of gradient and writes 2 bytes of parameter for each element. Raises
+    A step reads and writes each master, and each tensor of the inner state, once. For
+    each element it reads 2 bytes of gradient and writes 2 bytes of parameter. Raises
     UnsupportedInput for parameters of 16 bits that are not contiguous, and for those of
     other types.
     """
@@ -64,18 +65,18 @@ class MasterOptimizer(Optimizer):
         self._masters.optimizer = self.optimizer
         self._wide = [group["params"] for group in self.optimizer.param_groups]
         self._show(self._lists)
-        # groups, state and defaults are those of `optimizer`, which has their hooks too
+        # groups, state and defaults are those of `optimizer`, and so are their hooks
         self._opt_called = False
         compile_stored(self.optimizer, options or {}, rule, self._masters)
 
     def _show(self, lists: list[list[Any]]) -> None:
-        """Have these parameters in the groups, by one C call."""
+        """Write these parameters to the groups, in one C call."""
         pairs = zip(self.optimizer.param_groups, lists, strict=True)
         at_once([functools.partial(dict.update, g, params=x) for g, x in pairs])
 
     @contextlib.contextmanager
     def _on_masters(self) -> Iterator[None]:
-        """Within, the groups have the masters, and all else sees them."""
+        """Have the masters in the groups within the context."""
         with self._lock:
             try:
                 self._show(self._wide)
@@ -84,34 +85,34 @@ class MasterOptimizer(Optimizer):
                 try:
                     self._show(self._lists)
                 finally:
-                    self._show(self._lists)  # an interrupt may have come before
+                    self._show(self._lists)  # an interrupt may come before
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups, with the user's parameters."""
+        """Return the groups, with the user's parameters."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of each parameter."""
+        """Return the state of each parameter."""
         state = self.optimizer.state
         every = zip(chain(*self._lists), chain(*self._wide), strict=True)
         return {p: state[wide] for p, wide in every if wide in state}
 
     def _numbered(self) -> list[tuple[int, Master]]:
-        """The masters with the numbers of their parameters in a state dict."""
+        """Return the masters with the indices of their parameters in a state dict."""
         numbers = {id(wide): i for i, wide in enumerate(chain(*self._wide))}
         return [(numbers[id(x.master)], x) for x in self._masters.every]
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The default options of groups."""
+        """Return the default options of groups."""
         return self.optimizer.defaults
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the masters with the gradients of the parameters, and round them to the
-        parameters. A closure is called first; returns its loss, or None.
+        parameters. Call a closure first; return its loss, or None.
         """
         loss = None
         if closure is not None:
@@ -126,7 +127,7 @@ class MasterOptimizer(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; masters of its parameters are made."""
+        """Add a group, and make masters of its parameters."""
         params = _listed(param_group["params"])
         with self._on_masters():
             masters = self._masters.add(self._home.weights_of(params))
@@ -139,8 +140,8 @@ class MasterOptimizer(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, packed as it is, with the master of each parameter: a
-        tensor of float32 under "master".
+        """Return the inner optimizer's state dict, with its packed state. It has the
+        master of each parameter, a tensor of float32, under "master".
         """
         with self._on_masters():
             found = self.optimizer.state_dict()
@@ -150,8 +151,8 @@ class MasterOptimizer(Optimizer):
         return {**found, "state": dict(sorted(states.items()))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, or of the inner optimizer's class in eager:
-        then the parameters are the masters' first numbers.
+        """Load a state dict of this class, or one of the inner optimizer's class in
+        eager. In the second case the parameters are the masters' first numbers.
         """
         states = {i: {**state} for i, state in state_dict["state"].items()}
         masters = {i: state.pop(MASTER, None) for i, state in states.items()}
@@ -181,7 +182,7 @@ class MasterOptimizer(Optimizer):
 
 
 def listed_groups(params: Any) -> list[dict[str, Any]]:
-    """What an optimizer is given, as groups with lists of parameters."""
+    """Return an optimizer's first argument as groups with lists of parameters."""
     groups = [*params]
     if not groups or not isinstance(groups[0], dict):
         groups = [{"params": groups}]

@@ -1,9 +1,9 @@
-"""Run what is launched on devices, after all that can be done before it.
+"""Do all work that can precede the launches on devices, then the launches.
 
-First the CPU's kernels whose results devices read, and the words of arenas, in the
-order of the step and in one C call; then a copy to each device that lacks words; then
-the launches, or replays of captured ones. An error at any place has the numbers put
-back that kernels of the CPU wrote for a device.
+First come the CPU's kernels whose results devices read, and the words of arenas, in the
+order of the step and in one C call. A copy to each device that lacks words follows. The
+launches, or replays of captured ones, are last. An error at any place restores the
+numbers that kernels of the CPU wrote for a device.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Calls = Sequence[Callable[[], object]]
 
 
 class Ahead:
-    """The launches of a binding that has kernels on devices.
+    """Launches of a binding that has kernels on devices.
 
-    `steps` and `tables`: by name. `fed`: do devices read what kernels of the CPU
-    compute? `saved`: a C call that saves those numbers, and puts them back; None where
-    there are none. `alone`: are the launches all that the plan does, with no memory to
-    allocate, and nothing to undo by copies of tensors?
+    `steps` and `tables` are by name. `fed` is true if devices read results of the CPU's
+    kernels. `saved` is a C call that saves those numbers and restores them, None where
+    there are none. `alone` is true if the plan has only launches, allocates no memory,
+    and needs no copies of tensors for an undo.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class Ahead:
         self.steps, self.tables = steps, tables
         self.arenas = [arena for arena in arenas if arena.remote]
         self.fed, self.saved, self.alone = fed, saved if fed else None, alone
-        #: the name of a table of the CPU, or what writes the words of several tables
+        #: the name of a table of the CPU, or a call that writes the words of several
+        #: tables
         self._parts: list[str | Callable[[], object]] = []
         named = [(name, getattr(t, "arena", None)) for name, t in tables.items()]
         for arena, group in groupby(named, lambda x: x[1]):
@@ -62,7 +63,7 @@ class Ahead:
         self._made: tuple[int, Calls, Calls, Calls] | None = None
 
     def _calls(self, name: str, threads: int) -> list[Callable[[], object]]:
-        """Calls that run one kernel, with its name under a profiler."""
+        """Return calls that run one kernel, with its name under a profiler."""
         table = self.tables[name]
         if table.place is None:
             calls = cast(HostTable, table).launches(threads)
@@ -71,8 +72,8 @@ class Ahead:
         return marked(kernel_name(self.steps[name]), calls) if profiled() else calls
 
     def _make(self, threads: int) -> tuple[int, Calls, Calls, Calls]:
-        """What is called before copies, what starts kernels of devices, and what runs
-        kernels of the CPU after these.
+        """Return the calls before copies, the starts of devices' kernels, and the CPU's
+        kernels that follow.
         """
         before: list[Callable[[], object]] = []
         starts: list[Callable[[], object]] = []
@@ -88,7 +89,7 @@ class Ahead:
         return threads, before, starts, after
 
     def send(self) -> None:
-        """Write what changed to arenas and to devices, and launch nothing."""
+        """Write all changes to arenas and to devices, and launch nothing."""
         at_once([part for part in self._parts if not isinstance(part, str)])
         for arena in self.arenas:
             arena.push()
@@ -96,7 +97,7 @@ class Ahead:
     def run(self, threads: int, then: Calls, replays: Calls | None = None) -> None:
         """Launch everything, and make C calls after it with nothing in between.
 
-        `replays`: called in place of the launches on devices.
+        `replays` are called in place of the launches on devices.
         """
         made = self._made
         if made is None or made[0] != threads or profiled():

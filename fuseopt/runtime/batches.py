@@ -14,16 +14,16 @@ from .memory import Memory
 from .probes import Circumstances, apart, batched, circumstances, rows_of
 from .run_tables import KEPT
 
-#: What BLAS treats apart, and what is no number.
+#: Scales that BLAS treats specially.
 _APART = frozenset((0.0, 1.0, -1.0))
 
 
 class PreparedBatch:
-    """A batched call of a plan, and when its rows have the bits of single calls.
+    """Batched call of a plan, made only if its rows have the bits of single calls.
 
-    `allowed(batch)`: have they, in the present circumstances? None if nobody can look
-    now. Without `allowed` they need not.
-    `stacks` lie where `memory` says, in the arena of a call.
+    `allowed(batch)` is true if they have, in the present circumstances, and None if
+    that cannot be tried now. Without `allowed` they need not. `stacks` lie where
+    `memory` places them, in the arena of a call.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PreparedBatch:
         self.first = [memory.offsets[x.storages[0]] for x in stacks]
         self.device = batch.trial.device
         self.keeps = not memory.remote and memory.size <= KEPT
-        #: the arena that these are views of: the operands in stacks, and the result
+        #: the arena of these views: the operands in stacks, and the result
         self._arena: torch.Tensor | None = None
         self._views: list[torch.Tensor | None] = []
         self._allowed = allowed
@@ -58,7 +58,7 @@ class PreparedBatch:
             batched(batch.op, operands, result, scales)
 
     def _in_stacks(self, memory: Memory) -> list[torch.Tensor | None]:
-        """The operands and the result that lie in stacks, None for others."""
+        """Return the operands and the result that lie in stacks, None for the rest."""
         assert memory.arena is not None, "a batch needs the arena of its stacks"
         arena, begin = memory.arena[self.device]
         if arena is self._arena:
@@ -97,8 +97,8 @@ class PreparedBatch:
     def _operands(
         self, memory: Memory, views: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor] | None:
-        """The operands of the batched call; None if a tensor has another layout than
-        the one that was tried.
+        """Return the operands of the batched call; None if a tensor's layout differs
+        from the tried one.
         """
         operands: list[torch.Tensor] = []
         for operand, view in zip(self.batch.operands, views, strict=True):
@@ -116,7 +116,7 @@ class PreparedBatch:
         return operand.buffers if operand.stack == COPIED else operand.buffers[:1]
 
     def _singly(self, memory: Memory, scales: Sequence[float]) -> None:
-        """The single calls, on operands that begin where eager's do."""
+        """Make the single calls, on operands that begin where eager's do."""
         batch = self.batch
         call = getattr(torch, batch.op)
         keywords = dict(zip(("beta", "alpha"), scales, strict=False))
@@ -137,7 +137,7 @@ def _number(scale: Any, memory: Memory) -> float:
 
 
 def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows that lie apart as one tensor: a copy, unless all rows are the same."""
+    """Return separate rows as one tensor: a copy, unless all rows are the same."""
     if operand.stack != COPIED:
         shape, stride = operand.shape, operand.stride
         return rows[0].as_strided(shape, stride)

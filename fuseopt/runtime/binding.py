@@ -1,7 +1,7 @@
 """Bind a plan to tensors: make its kernels' tables for the layouts of these tensors.
 
-A `Binding` takes over what changes from call to call: addresses (`move`) and numbers
-(`fill`). For tensors of other strides a plan is bound again.
+A `Binding` takes over changes between calls: addresses (`move`) and numbers (`fill`).
+For tensors of other strides a plan is bound again.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Layouts = Mapping[int, TensorLayout]
 
 
 class Tables:
-    """The tables of a plan's kernels: `every` by name, and by where they are.
+    """Tables of a plan's kernels: `every` by name, and by device.
 
-    `devices`: those that kernels run on, other than the CPU. `fed`: do kernels of a
-    device read numbers that kernels of the CPU compute?
+    `devices` are those that kernels run on, other than the CPU. `fed` is true if
+    kernels of a device read numbers that kernels of the CPU compute.
     """
 
     def __init__(self, every: dict[str, KernelTable], before: Sequence[Arena]) -> None:
@@ -70,20 +70,21 @@ class Tables:
             arena.follow(self.on_devices)
 
     def named(self) -> str:
-        """The kernels, for messages."""
+        """Return the names of the kernels, for messages."""
         return ", ".join(self.every)
 
 
 class Binding:
-    """A plan with tables for tensors of certain dtypes, shapes, strides and devices.
+    """Plan with tables for tensors of certain dtypes, shapes, strides and devices.
 
-    `metadata`: of each tensor its dtype, shape and device. `addresses`: the pool that
-    the tables read. `memory`: the plan's Layout, with homes in these tables;
-    `allocated`: the temps that each call allocates. `temps`: the arena of other temps.
-    `guard`: compares tensors with those of the last call, None after a call that was
-    interrupted. `settled`: has the pool addresses of tensors yet? `numbers`: those of
-    the last call, None where the tables may have others. `infers`: does the step write
-    inference tensors, which eager only writes in inference mode?
+    `metadata` has the dtype, shape and device of each tensor. `addresses` is the pool
+    that the tables read. `memory` is the plan's Layout, with homes in these tables.
+    `allocated` are the temps that each call allocates; `temps` is the arena of other
+    temps. `guard` compares tensors with those of the last call; it is None after an
+    interrupted call. `settled` is true once the pool has addresses of tensors.
+    `numbers` are those of the last call, None where the tables may differ. `infers` is
+    true if the step writes inference tensors, which eager writes only in inference
+    mode.
     """
 
     def __init__(
@@ -117,16 +118,16 @@ class Binding:
         self.allocated = self.memory.without_memory(schedule.temps)
         self.temps = TempArena(buffers, schedule.memory, plan.positions.of)
         kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)
-        #: does the plan consist of kernels of the CPU alone?
+        #: true if the plan has kernels of the CPU alone
         self.on_cpu = kernels and not self.tables.on_devices
-        #: ... of these and of ATen calls?
+        #: true if it has these and ATen calls
         self.by_aten = not kernels and not self.tables.on_devices
-        #: may its launches be put off to the end of the optimizer's step?
+        #: true if its launches may wait for the end of the optimizer's step
         early = self.on_cpu or is_of_the_call(captured.result, buffers)
         self.waits = not plan.at_once and early
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
-        # autograd may have saved any of them, with or without a gradient of its own
+        # autograd may have saved any of them, with or without a gradient
         mutated = plan.inputs.mutated
         self.counted = [i for i in mutated if not tensors[i].is_inference()]
         self.infers = len(self.counted) < len(mutated)
@@ -145,13 +146,13 @@ class Binding:
         on_host = self.risk.on_host if self.tables.fed else ()
         self._on_host = self._saver(layouts, on_host)
         self._written = self._saver(layouts, self.risk.written)
-        #: what the graphs of all devices but the last one write: that may be refused
-        #: when those have begun
+        #: the writes of the graphs of all devices but the last one. A refusal may come
+        #: after they have begun
         self._on_first: list[int] = []
         if len(self.tables.devices) > 1:
             first = {str(device) for device in self.tables.devices[:-1]}
             self._on_first = written_on(captured.graph, schedule, first)
-        #: must tensors be copied, lest an error leave them half written?
+        #: true if tensors must be copied, since an error may leave them half written
         self.undoes_by_tensors = bool(self._on_first) or any(
             written and saved is None
             for written, saved in (
@@ -159,7 +160,7 @@ class Binding:
                 (self.risk.written, self._written),
             )
         )
-        #: what runs its kernels on devices; None where there are none
+        #: runs its kernels on devices; None where there are none
         self.ahead: Ahead | None = None
         if self.tables.on_devices:
             undoes = self.undoes_by_tensors or self.interpreted
@@ -192,8 +193,8 @@ class Binding:
         return RunTable(step, built.factories, words, position, layouts, built.helper)
 
     def _homes(self) -> dict[int, torch.Tensor]:
-        """Memory in the arena for numbers that kernels of the CPU compute and only
-        kernels of a device read, by storage.
+        """Return memory in the arena for numbers that kernels of the CPU compute and
+        only kernels of a device read, by storage.
 
         Results of the step and of externs need memory elsewhere.
         """
@@ -220,8 +221,8 @@ class Binding:
     def _saver(
         self, layouts: Layouts, written: Sequence[int]
     ) -> Callable[[int], object] | None:
-        """A C call that saves these buffers of the CPU, and puts them back; None where
-        one has gaps or lies on a device, or there is no helper.
+        """Return a C call that saves these buffers of the CPU, and restores them.
+        Return None where one has gaps or lies on a device, or there is no helper.
         """
         buffers, of = self.plan.captured.graph.buffers, self.plan.positions.of
         on_cpu = all(
@@ -243,27 +244,27 @@ class Binding:
         return functools.partial(saved, self.addresses.words.buffer_info()[0])
 
     def undo_on_host(self, tensors: Sequence[torch.Tensor]) -> Undo:
-        """What an error puts back of what kernels of the CPU write for a device."""
+        """Return the Undo of the CPU's kernels that write for a device."""
         if self._on_host is not None:
             return UndoInC(self._on_host)
         memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
         return Undo(map(memory.tensor, self.risk.on_host))
 
     def undo_written(self, memory: Memory) -> Undo:
-        """What an error puts back that comes before the last launch."""
+        """Return the Undo for an error before the last launch."""
         if self._written is not None:
             return UndoInC(self._written)
         return Undo(map(memory.tensor, self.risk.written))
 
     def undo_graphs(self, tensors: Sequence[torch.Tensor]) -> Undo:
-        """What an error puts back that comes between the graphs of two devices."""
+        """Return the Undo for an error between the graphs of two devices."""
         if not self._on_first:
             return Undo()
         memory = Memory(self.memory, tensors, self.addresses, self.numbers or ())
         return Undo(map(memory.tensor, self._on_first))
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """C calls that run its kernels, all of them on the CPU, one after another."""
+        """Return C calls that run its kernels, all on the CPU, one after another."""
         if profiled():
             return [
                 call
@@ -277,16 +278,18 @@ class Binding:
         return self._launches[1]
 
     def calls(self, step: Kernel | Run, threads: int) -> list[Callable[[], object]]:
-        """C calls that run a kernel of the CPU, with its name under a profiler."""
+        """Return C calls that run a kernel of the CPU, with a name for a profiler."""
         calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
         return marked(kernel_name(step), calls) if profiled() else calls
 
     def keep(self, taking: bytes | None) -> None:
-        """Let only what belongs to some owners take part in launches from now on, None:
-        all of it. `taking`: by owner, and 1 for what belongs to none.
+        """Let only lanes of some owners take part in launches from now on. None lets
+        all lanes take part. `taking` has a byte for each owner, and 1 for lanes without
+        an owner.
 
-        Only for a plan of kernels; on a device, of kernels that reduce nothing. What is
-        left out is not written, and no version of its tensors is counted up.
+        Only for a plan of kernels; on a device, of kernels that reduce nothing.
+        Launches write no other lanes, and leave the versions of their tensors
+        unchanged.
         """
         owners = self.plan.captured.owners
         self.taking = False, taking  # should this be interrupted
@@ -307,7 +310,7 @@ class Binding:
 
     @functools.cached_property
     def _owners_of_counted(self) -> list[int]:
-        """The owner of each of `counted`; -1 of one that has none."""
+        """Return the owner of each of `counted`; -1 for a tensor without an owner."""
         captured = self.plan.captured
         buffers = captured.graph.buffers
         owners = {
@@ -326,10 +329,10 @@ class Binding:
             self.numbers = numbers
 
     def move(self, addresses: Sequence[int]) -> None:
-        """Write other addresses of the tensors to the pool.
+        """Write new addresses of the tensors to the pool.
 
         Raises AliasError if tensors now share memory, and UnsupportedInput for a tensor
-        that has elements and lies nowhere.
+        that has elements but no memory.
         """
         now = array("Q", addresses)
         before = self.addresses.tensors() if self.settled else None
@@ -343,9 +346,9 @@ class Binding:
 def bind(
     plan: Plan, tensors: Sequence[torch.Tensor], before: Binding | None = None
 ) -> Binding:
-    """Make the tables for the layouts that tensors have now.
+    """Make the tables for the present layouts of tensors.
 
-    `before`: the binding of the same plan that this one replaces. Waits for kernels
+    `before` is the binding of the same plan that this one replaces. Waits for kernels
     that are being built.
     """
     with collector_paused(), plan.kernels.ready() as built:
@@ -354,14 +357,14 @@ def bind(
 
 
 def metadata_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Of each tensor its dtype, shape and device."""
+    """Return the dtype, shape and device of each tensor."""
     return [(t.dtype, t.shape, t.device) for t in tensors]
 
 
 def _layouts(
     buffers: Sequence[Buffer], tensors: Sequence[torch.Tensor]
 ) -> dict[int, TensorLayout]:
-    """The layouts of all buffers: of inputs those that the tensors have."""
+    """Return the layouts of all buffers; an input has that of its tensor."""
     layouts: dict[int, TensorLayout] = {}
     for b, buffer in enumerate(buffers):
         if buffer.kind in ("static", "arg"):

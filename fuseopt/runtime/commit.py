@@ -1,19 +1,21 @@
 """Commit a step: all its launches, then its writes to dicts, in one C call.
 
 A step that runs in place of an optimizer's (`shadow`) first runs to its end with all
-launches put off: their arguments are checked, their results have memory, and the new
-entries of Python's dicts are in fresh dicts. Then `finish` does everything in one C
+launches deferred. Then their arguments are checked, their results have memory, and the
+new entries of Python's dicts are in fresh dicts. `finish` does everything in one C
 call: `list` over a `map` calls the kernels through ctypes, then `dict.update` for each
-write. Python runs signal handlers, raises asynchronous exceptions and switches threads
-between two instructions of bytecode, of which there is none in between; so an exception
-finds a step either not begun or done. A kernel lets other threads run while it
-computes, as eager's do; the writes after it are done without a switch of threads.
+write.
 
-Steps with ATen calls or launches on a device are put off as well, and run from Python.
-An exception in the middle of them has all that they wrote put back (`undo`), and dicts
-are as they were; what comes after the last of them is one C call again. One that
-returns tensors runs at once, for ATen makes these; what it wrote is put back too, where
-an exception comes before the writes (`protect`).
+Python runs signal handlers, raises asynchronous exceptions and switches threads between
+two instructions of bytecode. The C call has none. So an exception finds a step either
+not begun or done. A kernel lets other threads run while it computes, as eager's do. The
+writes after it are done without a switch of threads.
+
+Steps with ATen calls or launches on a device are deferred too, and run from Python. An
+exception in the middle of them restores all that they wrote (`undo`), and leaves dicts
+unchanged. What follows the last of them is one C call again. A step that returns
+tensors runs at once, since ATen makes these. An exception before the writes to dicts
+restores its tensors too (`protect`).
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from ..errors import LaunchError
 from .undo import Undo
 
 _CALL = functools.partial.__call__
-#: Partials of C functions, or one function of Python, which is given the partials that
-#: come after it.
+#: Partials of C functions, or one function of Python. The latter gets the partials that
+#: follow it.
 Launches = Sequence[Callable[[], object]] | Callable[..., object]
 
 
@@ -46,31 +48,32 @@ def write(writes: Iterable[Callable[[], object]]) -> None:
 def unless(
     flag: torch.Tensor, writes: Iterable[Callable[[], object]]
 ) -> Callable[[], object]:
-    """A C call that does the writes unless the flag is true by then."""
+    """Return a C call that does the writes unless the flag is true at that time."""
     asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
     done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
 
 
 class Pending:
-    """Launches that are put off while this is `open`; `begun`: has one been done?
+    """Launches that are deferred while this is `open`. `begun` is true once one was
+    done.
 
-    `kept`: objects to keep alive until they are done, None until one is put off.
+    `kept` has objects to keep alive until they are done, None until one is deferred.
     """
 
     def __init__(self) -> None:
         self.open = False
         self.begun = False
         self.kept: Any = None
-        #: is nothing launched, but what a step does on the CPU done?
+        #: true if a step does only its work on the CPU and launches nothing
         self.refreshing = False
-        #: the captures that refreshes are for, once there was one
+        #: the captures that refreshes are for, once one exists
         self.live: Any = None
         self.ahead: Callable[[Any], Launches] | None = None
         self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
         self._by_python: Callable[..., object] | None = None
-        #: counts up versions in C; in Python, where that fails or there is none
+        #: increments versions in C; Python does it where that fails or is missing
         self._count: Callable[[], object] | None = None
         self._otherwise: Callable[[], object] | None = None
         self._undo: Undo | None = None
@@ -78,7 +81,7 @@ class Pending:
 
     @contextlib.contextmanager
     def without_launches(self) -> Iterator[None]:
-        """Do what a step does on the CPU alone, within the context; see `live`."""
+        """Restrict a step within the context to its work on the CPU; see `live`."""
         self.refreshing = True
         try:
             yield
@@ -86,8 +89,9 @@ class Pending:
             self.refreshing = False
 
     def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
-        """Put launches off from now on; returns the argument for `finish`. `ahead`: see
-        `lead`.
+        """Defer launches from now on. Return the argument for `finish`.
+
+        `ahead` returns launches that come before a step: see `lead`.
         """
         self.ahead = ahead
         self._first = self._launches = ()
@@ -96,9 +100,9 @@ class Pending:
         return self._call
 
     def drop(self) -> None:
-        """Forget what was put off, and that a launch was done.
+        """Forget the deferred launches, and that a launch was done.
 
-        What was protected is put back unless `finish` has come to the writes.
+        Restores the protected tensors unless `finish` has begun the writes.
         """
         if self._undo is not None:
             self._put_back()
@@ -108,19 +112,19 @@ class Pending:
         self._by_python = self._count = self._otherwise = self.kept = None
 
     def protect(self, tensors: list[torch.Tensor]) -> None:
-        """A launch that is not put off is about to write tensors."""
+        """Copy tensors before a launch that writes them and is not deferred."""
         undo = Undo([t.detach() for t in tensors])
         undo.__enter__()
         self._undo = undo
 
     def _put_back(self) -> bool:
-        """Put back what was protected. Returns False if that cannot be."""
+        """Restore the protected tensors. Return False if that is impossible."""
         undo, self._undo = self._undo, None
         return undo is not None and undo.put_back()
 
     def check_unbegun(self, error: Exception) -> None:
-        """Raise LaunchError if a launch was done before a refusal, and cannot be taken
-        back: another attempt would be another step.
+        """Raise LaunchError if a launch was done before a refusal, and cannot be
+        undone. A second attempt would then be a second step.
         """
         if self.begun and not self._put_back():
             raise LaunchError(
@@ -135,10 +139,10 @@ class Pending:
         otherwise: Callable[[], object] | None,
         kept: Any,
     ) -> None:
-        """Take launches to be done by `finish`.
+        """Take launches, which `finish` will do.
 
-        `count` is called after them; if its result is true it failed, and `otherwise`
-        is called. `kept` is kept alive until then.
+        It calls `count` after them. A true result of `count` is a failure; then it
+        calls `otherwise`. `kept` is kept alive until then.
         """
         if callable(launches):
             self._by_python = launches
@@ -148,12 +152,13 @@ class Pending:
 
     @property
     def launches(self) -> Launches:
-        """What was put off."""
+        """Deferred launches."""
         return self._launches if self._by_python is None else self._by_python
 
     def lead(self, step: Any, waits: bool) -> None:
-        """A step is ready, and is put off if it `waits`: prepare the launches that come
-        before it, which `ahead(step)` returns. These write no tensors of the user's.
+        """Prepare the launches before a step that is ready; `ahead(step)` returns
+        these. `waits` is true if the step is deferred. The launches write no tensors of
+        the user's.
         """
         ahead, self.ahead = self.ahead, None
         assert ahead is not None
@@ -167,10 +172,10 @@ class Pending:
             call()
 
     def finish(self, call: object, writes: Iterable[Callable[[], object]] = ()) -> None:
-        """Do all launches, before `drop`. `writes`: partials of C functions, called
+        """Do all launches, before `drop`. `writes` are partials of C functions, called
         after the launches.
 
-        Raises LaunchError if another step was begun after the one that `start` began.
+        Raises LaunchError if another step began after the one that `start` began.
         """
         after = [*writes]
         if self.refreshing and after:

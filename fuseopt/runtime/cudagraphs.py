@@ -1,12 +1,12 @@
 """Capture the launches of a step in a CUDA graph (or its like), and replay them.
 
 A graph holds the launches of a plan's kernels and the ATen calls between them.
-Addresses and hyperparameters lie in the arena that the kernels read and are refreshed
-before each replay: nothing is captured again when gradients move or a learning rate
-changes. The addresses that ATen calls take are a part of the graph: a plan with such
-calls has a graph for each set of addresses of the tensors that they touch.
+Addresses and hyperparameters lie in the arena that the kernels read. They are updated
+before each replay, so moved gradients or a new learning rate need no new capture. The
+addresses that ATen calls take are a part of the graph. So a plan with such calls has a
+graph for each set of addresses of the tensors that they touch.
 
-The first call with tensors at certain addresses runs without a graph; the second is
+The first call with tensors at certain addresses runs without a graph. The second is
 captured, which runs nothing, and then replayed.
 """
 
@@ -46,19 +46,19 @@ from .triton.registry import type_of
 
 log = logging.getLogger("fuseopt.runtime.cudagraphs")
 
-#: The most graphs that a plan keeps, each for other addresses that ATen calls take.
+#: Most graphs that a plan keeps, each for other addresses that ATen calls take.
 KEPT = 4
 #: After TRIED captures, a plan goes on to capture only if it has replayed graphs at
 #: least REPLAYED times as often.
 TRIED, REPLAYED = 8, 4
-#: Namespaces of calls that talk to other processes.
+#: Namespaces of calls that communicate with other processes.
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-#: ATen calls that wait for the device, or whose result's size is known only there.
+#: ATen calls that wait for the device, or whose result's size only the device has.
 WAITING = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
 def why_not(captured: Captured, schedule: Schedule) -> str:
-    """Why a plan's launches cannot be captured; "" if nothing speaks against it."""
+    """Return the reason why a plan's launches cannot be captured, or ""."""
     buffers, values = captured.graph.buffers, captured.graph.values
     externs = schedule.externs
     places = {place_of(buffers, kernel) for kernel in schedule.kernels}
@@ -117,13 +117,13 @@ def _leaves(tree: Any) -> Any:
 
 
 class Held:
-    """The captured graphs of a plan, one for each device, and the memory they use.
+    """Captured graphs of a plan, one for each device, and the memory they use.
 
-    `replays`: C functions that replay them. `temps`: positions in the address pool, and
-    addresses, of the temps in the graphs' memory, int64[n] each. `results`: by buffer,
-    the temps that are returned to the caller. `host`: temps in the CPU's memory.
-    `turns`: where others replay graphs that use the same memory; `ends`: called after a
-    replay there.
+    `replays` are C functions that replay them. `temps` are positions in the address
+    pool, and addresses, of the temps in the graphs' memory, int64[n] each. `results`
+    are by buffer the temps that are returned to the caller. `host` are temps in the
+    CPU's memory. `turns` are the sites where other graphs that use the same memory are
+    replayed. `ends` are called after a replay there.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Held:
         self.ends: list[Callable[[], object]] = []
 
     def release(self) -> None:
-        """Give the graphs' memory back."""
+        """Free the graphs' memory."""
         for site, graph in self.graphs:
             site.release(graph)
         self.graphs.clear()
@@ -149,10 +149,10 @@ class Held:
 
 
 class Replays:
-    """The executor of a plan that captures and replays graphs.
+    """Executor of a plan that captures and replays graphs.
 
-    `tell(state)` is called with a text for the Report at each change. `require`: raise
-    CudaGraphError instead of running without a graph.
+    It calls `tell(state)` with a text for the Report at each change. With `require` it
+    raises CudaGraphError instead of running without a graph.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Replays:
         threads: int,
         then: Calls = (),
     ) -> Memory | None:
-        """Run the step; returns the memory of its results. See Executor."""
+        """Run the step; return the memory of its results. See Executor."""
         if bound is not self.bound:
             # the graphs read the tables of the previous binding
             self.release()
@@ -276,11 +276,11 @@ class Replays:
             raise LaunchError(f"{named} failed in a graph: {error}") from error
 
     def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
-        """The graphs for these tensors, captured if need be; None to run without."""
+        """Return the graphs for these tensors, or None. Capture them if need be."""
         words = bound.addresses.words
         key: tuple[Any, ...] = tuple([words[i] for i in self.fixed])
         if bound.plan.schedule.externs:
-            # a graph has the products that settings chose when it was captured
+            # a graph has the products that settings chose at its capture
             key = (*key, circumstances())
         graphs = self.held.get(key)
         if graphs is not None:
@@ -319,7 +319,8 @@ class Replays:
                     try:
                         memory = _record(bound, tensors, device, site.beside)
                     except BaseException:
-                        # the first error says more than that of an invalid capture
+                        # the first error is more specific than that of an invalid
+                        # capture
                         with contextlib.suppress(Exception):
                             graph.capture_end()
                         raise
@@ -347,7 +348,7 @@ class Replays:
     def _host_memory(
         self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
     ) -> list[torch.Tensor]:
-        """Memory for the temps of the CPU's kernels."""
+        """Return memory for the temps of the CPU's kernels."""
         buffers = bound.plan.captured.graph.buffers
         temps = bound.plan.schedule.temps
         on_host = [b for b in temps if not is_remote(torch.device(buffers[b].device))]
@@ -363,8 +364,8 @@ class Replays:
     def _copies(
         self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
     ) -> Memory:
-        """Copies of a graph's results for the caller, since the next replay writes to
-        the same memory.
+        """Return copies of a graph's results for the caller, since the next replay
+        writes to the same memory.
         """
         numbers = bound.numbers or ()
         memory = Memory(bound.memory, tensors, bound.addresses.copy(), numbers)

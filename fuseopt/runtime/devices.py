@@ -1,4 +1,4 @@
-"""A device's torch module, and whether it is remote or capturing a graph."""
+"""Find a device's torch module; check whether it is remote or capturing a graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 def module_of(device: torch.device) -> Any:
-    """The torch module of a device's type: `torch.cuda` for "cuda"."""
+    """Return the torch module of a device's type: `torch.cuda` for "cuda"."""
     return torch.get_device_module(device.type)
 
 
 def is_remote(device: torch.device) -> bool:
-    """Does it have memory and streams of its own?"""
+    """Has the device separate memory and streams?"""
     return device.type != "cpu"
 
 
@@ -30,7 +30,7 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 class Place:
-    """A device, asked at each call whether its current stream is capturing."""
+    """Device, with a check at each call whether its current stream is capturing."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

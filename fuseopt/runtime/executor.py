@@ -1,9 +1,9 @@
 """Run the steps of a plan, one after another: kernels, runs of kernels, ATen calls.
 
-`in_order` runs them on the tensors of a call; its caller says how a kernel is started.
-`whole` runs all of them or none: what an error interrupts is put back.
-An `Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays`
-replays captured graphs.
+`in_order` runs them on the tensors of a call; its caller decides how a kernel is
+started. `whole` runs all of them or none, and undoes what an error interrupts. An
+`Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays` replays
+captured graphs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Beside = Callable[[Calls, Memory], None]
 
 
 class Executor(Protocol):
-    """Runs one plan, outside of any capture of the user's."""
+    """Interface that runs one plan, outside of any capture of the user's."""
 
     def run(
         self,
@@ -39,15 +39,15 @@ class Executor(Protocol):
         threads: int,
         then: Calls = (),
     ) -> Memory | None:
-        """Run the plan on the tensors of a call; the memory of what it returns.
+        """Run the plan on the tensors of a call. Return the memory of its results.
 
         `tensors` may be empty where a plan is lean and no device is used. `then` are C
-        calls that are made after it, with nothing in between where that can be.
+        calls that follow it, with nothing in between where that is possible.
         """
 
 
 class Program:
-    """A plan, its executor, and its binding to the tensors that it last ran on, None
+    """Plan, its executor, and its binding to the tensors that it last ran on, None
     before the first run.
     """
 
@@ -55,7 +55,7 @@ class Program:
         self.plan = plan
         self.executor = executor
         self.bound: Binding | None = None
-        #: may a call go without its tensors, where none of them has changed?
+        #: true if a call can go without its tensors, where none of them has changed
         self.lean = False
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
@@ -66,7 +66,7 @@ class Program:
 
 
 class Direct:
-    """The executor that launches each kernel."""
+    """Executor that launches each kernel."""
 
     def run(
         self,
@@ -80,7 +80,7 @@ class Direct:
 
 
 def starting(bound: Binding, threads: int) -> Callable[[KernelTable], None]:
-    """A function that starts a kernel, in a range with its name under a profiler."""
+    """Return a function that starts a kernel, in a profiler's range with its name."""
     if profiled():
         return functools.partial(_shown, bound, threads)
     return lambda table: table.launch(threads)
@@ -98,8 +98,8 @@ def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
 
 
 def prepared(bound: Binding, tensors: Sequence[torch.Tensor]) -> tuple[Memory, object]:
-    """Allocate the memory of a plan of kernels alone. Returns it, and the arena, to be
-    kept until the last kernel has ended.
+    """Allocate the memory of a plan of kernels alone. Return it, and the arena. The
+    caller must keep both until the last kernel has ended.
     """
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
     memory.arena = arena = bound.temps.take(bound.addresses)
@@ -114,7 +114,7 @@ def in_order(
     temps: Sequence[int] | None = None,
     beside: Beside | None = None,
 ) -> Memory | None:
-    """Run the steps of a plan; returns the memory of the call, None if it needs none.
+    """Run the steps of a plan; return the memory of the call, None if it needs none.
 
     All temps that no ATen call returns are allocated before the first kernel starts:
     those among `temps`, or all of the plan. `beside(branches, memory)` runs branches of
@@ -138,8 +138,8 @@ def in_order(
 def whole(
     bound: Binding, tensors: Sequence[torch.Tensor], threads: int, then: Calls
 ) -> Memory | None:
-    """Run a plan and what comes after it, all of it or nothing: an error puts back what
-    was written. Returns the memory of the call, None if it needs none.
+    """Run a plan and what comes after it, all of it or nothing: an error restores what
+    was written. Return the memory of the call, None if it needs none.
     """
     if bound.ahead is not None and bound.ahead.alone:
         bound.ahead.run(threads, then)
@@ -169,11 +169,11 @@ def whole(
 def _ready(
     bound: Binding, tensors: Sequence[torch.Tensor], temps: Sequence[int]
 ) -> tuple[Memory, object]:
-    """Make the memory of a call, and send what is known of it to devices."""
+    """Make the memory of a call, and send its known addresses to devices."""
     memory = Memory(bound.memory, tensors, bound.addresses, bound.numbers or ())
     memory.arena = arena = bound.temps.take(bound.addresses)
     memory.allocate(temps)
-    # addresses that are known now are sent to the device before the first kernel
+    # the device gets known addresses before the first kernel
     for device_table in bound.tables.on_devices:
         device_table.refresh()
     return memory, arena

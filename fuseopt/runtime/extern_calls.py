@@ -1,8 +1,8 @@
-"""An extern's call, with all that is known of it before the step is called.
+"""Prepare an extern's call before the step is called.
 
 Most calls take tensors at fixed places among fixed arguments and return one tensor of a
-known shape: what is left to do of these at each step is to look up the tensors, to call
-ATen, and to write down what it returned.
+known shape. Each step then only looks up the tensors, calls ATen, and records the
+result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..ir.graph import Buffer, Extern, MemoryPlan
 
 
 class View(NamedTuple):
-    """Another way to see what a call returned, `offset` elements behind its first."""
+    """View of a call's result, `offset` elements behind its first."""
 
     buffer: int
     shape: tuple[int, ...]
@@ -32,10 +32,11 @@ class View(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The one tensor that a call returns, in memory that it makes itself.
+    """The one tensor that a call returns, in memory that the call allocates.
 
-    `loose`: it keeps its strides, and no kernel reads it, so that the pool of addresses
-    does not need its `position`. `views`: the other buffers of its storage.
+    `loose` is true if it keeps its strides, and no kernel reads it. The pool of
+    addresses then does not need its `position`. `views` are the other buffers of its
+    storage.
     """
 
     buffer: int
@@ -50,20 +51,19 @@ class Result(NamedTuple):
 
 
 class Itself(NamedTuple):
-    """Stands for a tensor of the call itself, by its place: no view of its memory."""
+    """Stands for a tensor of the call itself, by its place; a view would not do."""
 
     source: int
 
 
 class Prepared(NamedTuple):
-    """An ATen call that a step makes.
+    """ATen call that a step makes.
 
-    `args`: those that are the same at each step; in place of the others, None.
-    `tensors`: place among the arguments and buffer of those that are plain tensors.
-    `others`: place and what stands there, of those that are looked at one by one.
-    `kwargs`: by name; `computed` says that some of them are looked at as well.
-    `result`: what it returns, where that is one tensor and nothing else. `freed`: the
-    storages that nobody looks at afterwards, and their buffers.
+    `args` are the constant arguments, with None in place of the others. `tensors` are
+    (place among the arguments, buffer) of plain tensors. `others` are (place, argument)
+    of those that each step evaluates. `kwargs` are by name; `computed` is true if a
+    step evaluates some of them. `result` is the returned tensor, if the call returns
+    just one. `freed` has the storages that no later step reads, and their buffers.
     """
 
     name: str
@@ -87,9 +87,9 @@ def prepare(
     position: Mapping[int, int],
     freed: tuple[int, ...],
 ) -> Prepared:
-    """What can be known of an extern's call. `members`: the buffers of each storage of
-    temps; `position`: where in the pool of addresses each buffer has its own; `freed`:
-    the storages that nobody looks at afterwards.
+    """Prepare an extern's call. `members` has the buffers of each storage of temps;
+    `position` has the place of each buffer's address in the pool. `freed` are the
+    storages that no later step reads.
     """
     args: list[Any] = []
     tensors: list[tuple[int, int]] = []
@@ -105,7 +105,7 @@ def prepare(
         args.append(None if plain or _changes(arg) else arg)
     kwargs = dict(call.kwargs)
     if str(kwargs.get("device")) == "meta":
-        # as the call was recorded
+        # the device in the recorded call
         kwargs["device"] = torch.device(buffers[call.outputs[0]].device)
     function = bound_op(call.func)
     if call.autocast is not None:
@@ -125,7 +125,7 @@ def prepare(
 
 
 def _changes(x: Any) -> bool:
-    """Is an argument another one at each step?"""
+    """Does an argument change between steps?"""
     if isinstance(x, (list, tuple)) and not isinstance(
         x, (TensorRef, NumberRef, Itself)
     ):
@@ -140,8 +140,8 @@ def _result(
     plan: MemoryPlan,
     position: Mapping[int, int],
 ) -> Result | None:
-    """The Result of a call; None if it returns several tensors, memory of others, or
-    what is seen as another dtype as well.
+    """Return the Result of a call. Return None if the call returns several tensors or
+    existing memory, or if a view has a different dtype.
     """
     if len(call.outputs) != 1 or call.outputs[0] not in call.fresh:
         return None

@@ -1,10 +1,10 @@
 """Folders of trusted files: only the user or root may write what the process executes.
 
 The files in a cache of kernels are code that the next process runs. So a folder, the
-folders within it and their files are used only if they belong to the user (or to root)
-and nobody else may write them; symbolic links are not followed. Everything is checked
-and read through the same open descriptors, so nobody can put another folder in its
-place between the check and the read.
+folders within it and their files must belong to the user (or to root). No other user
+may have the right to write them. Symbolic links are not followed. One set of open
+descriptors serves both the checks and the reads. So no other process can replace a
+folder between the check and the read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if os.name == "posix":
     _PLAIN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     _FOLDER = _PLAIN | os.O_DIRECTORY
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-#: The file in a private folder that is locked as long as its process lives.
+#: File in a private folder that is locked while its process lives.
 _ALIVE = ".fuseopt-alive"
 _NEW = ".new"
 _PREFIX = "fuseopt-"
@@ -34,16 +34,16 @@ _YOUNG = 3600.0
 
 
 class Untrusted(OSError):
-    """Somebody other than the user may have written this."""
+    """A user other than this one may have written the file."""
 
 
 def chosen(cache_dir: str | None) -> str:
-    """The absolute path of the folder in which kernels are kept."""
+    """Return the absolute path of the folder of kernels."""
     if not cache_dir:
         try:
-            import platformdirs  # needed by few processes: options may name a folder
+            import platformdirs  # few processes need it: options may name a folder
         except ImportError:
-            # a machine on which nothing was installed: what it says on Linux
+            # platformdirs is not installed; this is its answer on Linux
             cache_dir = "~/.cache/fuseopt"
         else:
             cache_dir = platformdirs.user_cache_dir("fuseopt")
@@ -53,7 +53,8 @@ def chosen(cache_dir: str | None) -> str:
 def _check(info: os.stat_result, path: str) -> None:
     """Raise Untrusted unless a file or folder can be the user's own work.
 
-    Where access control lists let others write, the group's bits of the mode say so.
+    Where access control lists let other users write, the group's bits of the mode are
+    set.
     """
     if info.st_uid not in (os.geteuid(), 0):
         raise Untrusted(f"{path} belongs to another user, of id {info.st_uid}")
@@ -65,9 +66,9 @@ def _check(info: os.stat_result, path: str) -> None:
 
 
 class Folder:
-    """An open folder that only the user, or root, may write. A context closes it.
+    """Open folder that only the user, or root, may write. A context closes it.
 
-    `path` is for messages, and for what cannot be given a descriptor.
+    `path` is for messages, and for uses that take no descriptor.
     """
 
     def __init__(self, handle: int, path: str) -> None:
@@ -87,9 +88,9 @@ class Folder:
 
     @classmethod
     def open(cls, path: str, make: bool = False) -> Folder:
-        """A folder by its absolute path; `make` it, and what it lies in, if need be.
+        """Open a folder by its absolute path; `make` it, and its parents, if need be.
 
-        Its parents may belong to anybody: only the folder itself is checked.
+        Any user may own its parents: only the folder itself is checked.
         """
         if os.name != "posix":
             raise Untrusted("only POSIX systems show who may write a folder")
@@ -98,14 +99,14 @@ class Folder:
         return cls(_open_folder(path, path), path)
 
     def enter(self, name: str, make: bool = False) -> Folder:
-        """A folder in this one."""
+        """Open a folder in this one."""
         path = os.path.join(self.path, name)
         if make:
             _make(name, self.handle)
         return Folder(_open_folder(name, path, self.handle), path)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file. Raises Untrusted if others may write it."""
+        """Return the bytes of a file. Raises Untrusted if another user may write it."""
         with open(self._open(name, os.O_RDONLY), "rb") as file:
             path = os.path.join(self.path, name)
             info = os.fstat(file.fileno())
@@ -122,7 +123,7 @@ class Folder:
             file.write(content)
 
     def close_to_others(self, name: str) -> None:
-        """Let nobody but the user read or write a file that another program made."""
+        """Restrict a file that another program made to its user."""
         handle = self._open(name, os.O_RDONLY)
         try:
             os.fchmod(handle, 0o600)
@@ -130,15 +131,15 @@ class Folder:
             os.close(handle)
 
     def move(self, name: str, to: Folder, new: str) -> None:
-        """Put a file in the place of another one, at once."""
+        """Move a file to another folder, in place of a file there, atomically."""
         os.replace(name, new, src_dir_fd=self.handle, dst_dir_fd=to.handle)
 
     def names(self) -> list[str]:
-        """The names of the files and folders in it."""
+        """Return the names of the files and folders in it."""
         return os.listdir(self.handle)
 
     def age(self, name: str, now: float) -> float:
-        """Seconds since something was last changed; 0 if it is gone."""
+        """Return the seconds since the last change of an entry; 0 if it is gone."""
         try:
             return now - self._stat(name).st_mtime
         except OSError:
@@ -153,7 +154,7 @@ class Folder:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder and all in it, as far as that can be done."""
+        """Remove a file, or a folder and all in it, as far as possible."""
         for _ in range(2):  # the compiler of a killed process may add a file meanwhile
             with contextlib.suppress(OSError):
                 _remove(name, self.handle)
@@ -177,13 +178,13 @@ def _open_folder(name: str, path: str, within: int | None = None) -> int:
 
 
 def _make(name: str, within: int | None = None) -> None:
-    """Make a folder that is its user's alone, whatever the umask, if there is none."""
+    """Make a folder, unless it exists, that only its user may use, with any umask."""
     try:
         os.mkdir(name, 0o700, dir_fd=within)
     except FileExistsError:
         return
     if os.stat(name, dir_fd=within, follow_symlinks=False).st_mode & 0o700 != 0o700:
-        # a umask that takes rights from the user as well
+        # a umask may restrict the user too
         os.chmod(name, 0o700, dir_fd=within)
 
 
@@ -196,7 +197,7 @@ def _make_all(path: str) -> None:
 
 
 def _remove(name: str, within: int) -> None:
-    """Remove a file, or a folder and all in it. Follows no links."""
+    """Remove a file, or a folder and all in it. Follow no links."""
     info = os.stat(name, dir_fd=within, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode):
         os.unlink(name, dir_fd=within)
@@ -211,10 +212,10 @@ def _remove(name: str, within: int) -> None:
 
 
 class Private:
-    """A temporary folder of this process alone, made on first use.
+    """Temporary folder of this process alone, made on first use.
 
     It is removed at the end of the process. The folder of a killed process is removed
-    by the next process that makes one: the file in it is then no longer locked.
+    by the next process that makes one, since the file in it is then no longer locked.
     """
 
     def __init__(self) -> None:
@@ -227,7 +228,7 @@ class Private:
         if os.name != "posix":
             raise Untrusted("only POSIX systems show who may write a folder")
         with self._lock:
-            # a forked process has one of its own; a cleaner may have removed it
+            # a forked process needs another folder; a cleaner may have removed this one
             if self._process != os.getpid() or not os.path.isdir(self._path):
                 self._path = tempfile.mkdtemp(prefix=_PREFIX)
                 os.chmod(self._path, 0o700)
@@ -250,13 +251,13 @@ def _mark(path: str) -> int | None:
     new = os.path.join(path, _NEW)
     handle = _locked(new, os.O_CREAT | os.O_EXCL)
     if handle is not None:
-        # nobody ever sees it there unlocked while this process lives
+        # the file is never there without a lock while this process lives
         os.rename(new, os.path.join(path, _ALIVE))
     return handle
 
 
 def _locked(path: str, flags: int = 0) -> int | None:
-    """A file's descriptor, locked until it is closed; None if it cannot be locked."""
+    """Return a file's descriptor, locked until it is closed, or None if that fails."""
     import fcntl
 
     try:
@@ -289,7 +290,7 @@ def _sweep_private(entry: os.DirEntry[str]) -> None:
     handle = _locked(alive)
     if handle is not None:
         try:
-            # the file that says what this is goes last: whoever does this may be killed
+            # the file that marks the folder goes last, since this process may be killed
             inner = os.open(entry.path, _FOLDER)
             try:
                 for name in os.listdir(inner):
@@ -304,4 +305,4 @@ def _sweep_private(entry: os.DirEntry[str]) -> None:
     elif time.time() - info.st_mtime > _YOUNG:
         if os.listdir(entry.path) == [_NEW]:
             os.unlink(os.path.join(entry.path, _NEW))
-        os.rmdir(entry.path)  # of nobody's folder that has anything in it
+        os.rmdir(entry.path)  # fails for a folder without an owner that is not empty

@@ -1,8 +1,8 @@
-"""The launches of a step whose first tensors another step has compared already.
+"""Launch a step whose first tensors another step has compared already.
 
 Two steps of one call may read the same tensors: one computes the norm of all gradients,
-the other one uses it. The guard of the first compares them; the second takes over their
-addresses and compares only its other tensors.
+the second one uses it. The guard of the first compares them. The second takes over
+their addresses and compares only its other tensors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .step import CompiledStep
 
 
 class Linked:
-    """A bound step, and the guard of another step that compares its first tensors.
+    """Bound step, and the guard of another step that compares its first tensors.
 
-    Made by `linked`, in a call in which both compared the same tensors. `look`: see
-    TensorGuard.following. `rest`: the last tensors of the step.
+    `linked` makes it, in a call in which both compared the same tensors. `look`: see
+    TensorGuard.following. `rest` has the last tensors of the step.
     """
 
     def __init__(
@@ -43,10 +43,11 @@ class Linked:
     def launches(
         self, step: CompiledStep, after: CompiledStep, fresh: list[torch.Tensor]
     ) -> tuple[Launches, Any] | None:
-        """The launches of `step`, whose first tensors `after` has just compared, and
-        memory to keep until they have run. None if the step must compare by itself.
+        """Return the launches of `step`, whose first tensors `after` has just compared,
+        and memory to keep until they have run. Return None if the step must compare by
+        itself.
 
-        `fresh`: those tensors of `step` that are new in each call. The numbers among
+        `fresh` has those tensors of `step` that are new in each call. The numbers among
         its arguments must not have changed.
         """
         bound, theirs = self.bound, after.program.bound
@@ -67,11 +68,12 @@ def linked(
     unshared: tuple[int, int],
     rest: list[torch.Tensor],
 ) -> Linked | None:
-    """A link of a step to another one's guard, or None. The step must run on the CPU,
-    allocate nothing in a call, and read no numbers of tensors.
+    """Return a link of a step to another step's guard, or None. The step must run on
+    the CPU, allocate nothing in a call, and read no numbers of tensors.
 
-    Its tensors are, in order: those at the indices `places` of the guard; others, of
-    which `unshared[1]` from index `unshared[0]` on are new in each call; then `rest`.
+    Its first tensors are those at the indices `places` of the guard. Other tensors
+    follow, of which `unshared[1]` from index `unshared[0]` on are new in each call.
+    `rest` are the last ones.
     """
     bound = step.program.bound
     if bound is None or bound.guard is None or not bound.settled:

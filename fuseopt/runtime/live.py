@@ -1,9 +1,9 @@
 """Keep the numbers of a step live in a graph that the user captured it in.
 
-A step that joins a capture (`user_capture`) has its addresses in the graph. Once it was
-refreshed before the capture, the graph reads its numbers where other calls read them,
-in the device's words of the arena. `refresh` brings these up to date: it does what a
-step does on the CPU, and launches nothing.
+A step that joins a capture (`user_capture`) has its addresses in the graph. If it was
+refreshed before the capture, the graph reads its numbers where all calls read them: in
+the device's words of the arena. `refresh` updates these. It does a step's work on the
+CPU, and launches nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ AGAIN = "Call fuseopt.refresh(optimizer, anew=True), and capture the step again"
 
 
 def _tensors(bound: Binding) -> tuple[bytes, bytes | None]:
-    """The addresses of a call's tensors, and who takes part in it."""
+    """Return the addresses of a call's tensors, and the owners that take part in it."""
     return bound.addresses.tensors().tobytes(), bound.taking
 
 
 class Live:
-    """The captures that read the numbers of a step where they lie.
+    """Captures that read the numbers of a step in the arena.
 
-    `bound`: the binding that was refreshed, None if none was. `captured`: of each
-    capture its tensors.
+    `bound` is the binding that was refreshed, None if none was. `captured` has the
+    tensors of each capture.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class Live:
         self.captured.clear()
 
     def joins(self, bound: Binding) -> bool:
-        """Is a capture of a call to read its numbers where they lie? Raises LaunchError
-        if the call is not the one that was refreshed.
+        """Should a capture of a call read its numbers in the arena? Raises LaunchError
+        if the call is not the refreshed one.
         """
         if self.bound is None:
             return False
@@ -54,7 +54,7 @@ class Live:
         return True
 
     def check(self, bound: Binding) -> None:
-        """Raise LaunchError if a call cannot be a refresh; nothing was written."""
+        """Raise LaunchError if a call cannot be a refresh; then nothing was written."""
         plan = bound.plan
         if bound.ahead is None or not plan.lean or plan.captured.result != ():
             raise LaunchError(
@@ -74,8 +74,8 @@ class Live:
             )
 
     def refresh(self, bound: Binding, threads: int, then: Calls) -> None:
-        """Do a step's part on the CPU, and send its numbers to devices. Before a
-        capture, only send them, and have the next capture read them there.
+        """Do a step's work on the CPU, and send its numbers to devices. Before a
+        capture, only send them, and let the next capture read them there.
         """
         ahead = bound.ahead
         assert ahead is not None

@@ -1,4 +1,4 @@
-"""Names under which profilers show the kernels of a step."""
+"""Name the kernels of a step for profilers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..compat.profiling import profiler_range
 from ..ir.graph import Kernel, Run, Schedule
 from ..ir.traffic import Traffic, traffic
 
-#: Numbers of elements and of bytes are shown in these units.
+#: Units of numbers of elements and of bytes.
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def kernel_name(step: Kernel | Run) -> str:
-    """Such as "fuseopt::kernel0 [148 lanes, 124.4M elements, 3.48 GB]"."""
+    """Return a name like "fuseopt::kernel0 [148 lanes, 124.4M elements, 3.48 GB]"."""
     kernels = (step,) if isinstance(step, Kernel) else step.kernels
     return _name(step.name, kernels)
 
 
 def replay_name(schedule: Schedule) -> str:
-    """The same of all kernels of a captured graph."""
+    """Return the name for all kernels of a captured graph."""
     return _name(f"replay of {len(schedule.kernels)} kernels", schedule.kernels)
 
 
@@ -42,7 +42,7 @@ def _short(n: int, gap: str = "") -> str:
 def marked(
     name: str, calls: Iterable[Callable[[], object]]
 ) -> list[Callable[[], object]]:
-    """Partials of C functions, within a range of a profiler: such partials as well."""
+    """Return partials of C functions within a range of a profiler, as such partials."""
     range_ = profiler_range(name)
     leave = functools.partial(range_.__exit__, None, None, None)
     return [functools.partial(range_.__enter__), *calls, leave]

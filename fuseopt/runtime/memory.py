@@ -1,8 +1,8 @@
-"""The memory of one call: a tensor for every buffer of the graph.
+"""Memory of one call: a tensor for every buffer of the graph.
 
-Inputs are the tensors of the call; views lie in the memory of inputs; temps are
-allocated here, or returned by an extern. A `Layout` belongs to a plan: which buffers
-share a storage. A `Memory` has the tensors of one call.
+Inputs are the tensors of the call. Views lie in the memory of inputs. Temps are
+allocated here, or returned by an extern. A `Layout` belongs to a plan: it groups
+buffers by storage. A `Memory` has the tensors of one call.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .tables.addresses import AddressPool
 
 
 def extent(b: Buffer) -> int:
-    """Bytes from a buffer's first element to past its last."""
+    """Return the bytes from a buffer's first element to past its last."""
     start, end = span(b)
     return end - start
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which buffers share a storage, and where its memory comes from.
+    """Groups of buffers that share a storage, and the source of its memory.
 
-    `base`: of a storage of inputs, its first input buffer. `members`: of a storage of
-    temps, all its buffers. `plan`: the scheduler's plan of the temps' memory. `homes`:
-    of a storage of temps, memory (uint8) that it has for the lifetime of the tables.
+    `base` has the first input buffer of a storage of inputs. `members` has all buffers
+    of a storage of temps. `plan` is the scheduler's plan of the temps' memory. `homes`
+    has memory (uint8) for a storage of temps, for the lifetime of the tables.
     """
 
     buffers: Sequence[Buffer]
@@ -55,7 +55,7 @@ class Layout:
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
-        """The size of a storage of temps in bytes."""
+        """Return the size of a storage of temps in bytes."""
         size = self._bytes.get(storage)
         if size is None:
             members = [self.buffers[m] for m in self.members[storage]]
@@ -63,13 +63,13 @@ class Layout:
         return size
 
     def without_memory(self, temps: Sequence[int]) -> list[int]:
-        """The temps that have no memory yet and are not returned by an extern."""
+        """Return the temps without memory, except those that an extern returns."""
         with_memory = self.plan.returned.union(self.homes, self.plan.offsets)
         return [b for b in temps if self.buffers[b].storage not in with_memory]
 
 
 def layout(buffers: Sequence[Buffer], schedule: Schedule) -> Layout:
-    """The Layout of a graph's buffers."""
+    """Return the Layout of a graph's buffers."""
     base: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for b, buffer in enumerate(buffers):
@@ -81,13 +81,13 @@ def layout(buffers: Sequence[Buffer], schedule: Schedule) -> Layout:
 
 
 def seen_real(t: torch.Tensor) -> torch.Tensor:
-    """A tensor as the graph has it: a complex one as pairs of real numbers."""
+    """Return a tensor in the graph's form: a complex one as pairs of real numbers."""
     return torch.view_as_real(t) if t.dtype in PARTS else t
 
 
 def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
-    """The memory of `t`, whose buffer begins at byte `first` of its storage, as
-    another buffer of that storage sees it.
+    """Return the memory of `t` as another buffer of its storage. The buffer of `t`
+    begins at byte `first` of that storage.
     """
     start = t.storage_offset() * t.element_size() + buffer.first_byte - first
     if t.dtype == NAMED_DTYPES[buffer.dtype]:
@@ -99,7 +99,7 @@ def _seen_as(t: torch.Tensor, first: int, buffer: Buffer) -> torch.Tensor:
 
 
 def _same_strides(t: torch.Tensor, buffer: Buffer) -> bool:
-    """Strides count only where there is more than one element to step over."""
+    """Are strides equal where there is more than one element to step over?"""
     return t.stride() == buffer.stride or not any(
         n > 1 and s != actual
         for n, s, actual in zip(buffer.shape, buffer.stride, t.stride(), strict=True)
@@ -107,7 +107,7 @@ def _same_strides(t: torch.Tensor, buffer: Buffer) -> bool:
 
 
 class Memory:
-    """The tensors of one call, and their addresses in the pool."""
+    """Tensors of one call, and their addresses in the pool."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Memory:
         self._storages: dict[int, tuple[torch.Tensor, int]] = {}  # tensor, first byte
         #: the arena of this call, see run_tables.TempArena
         self.arena: Mapping[str, tuple[torch.Tensor, int]] | None = None
-        #: under which products run, once that was looked up
+        #: the circumstances of products, once they were looked up
         self.circumstances: Circumstances | None = None
 
     def tensor(self, b: int) -> torch.Tensor:
-        """The tensor of buffer b, created at its first use."""
+        """Return the tensor of buffer b, created at its first use."""
         t = self._made.get(b)
         if t is not None:
             return t
@@ -148,11 +148,11 @@ class Memory:
         return t
 
     def alive(self) -> list[torch.Tensor]:
-        """All tensors of the call that exist now."""
+        """Return all tensors of the call that exist now."""
         return [*self._made.values(), *(t for t, _ in self._storages.values())]
 
     def _allocate(self, buffer: Buffer) -> None:
-        """One allocation for all the temps of a storage, or its place in the arena."""
+        """Allocate all temps of a storage at once, or take their place in the arena."""
         at = self.layout.plan.offsets.get(buffer.storage)
         if at is not None and self.arena is not None:
             arena, first = self.arena[buffer.device]
@@ -170,8 +170,8 @@ class Memory:
             self.tensor(b)
 
     def take_copies(self, originals: Mapping[int, torch.Tensor]) -> None:
-        """Take copies of other tensors for some buffers; copies share memory where the
-        originals do.
+        """Take copies of tensors for some buffers, with the originals' shared
+        memory.
         """
         storages: dict[Any, torch.Tensor] = {}
         for b, t in originals.items():
@@ -202,7 +202,7 @@ class Memory:
                 "the writes of the step. Run this step uncompiled"
             )
         if buffer.storage in self.layout.plan.loose:
-            # the next ATen call sees the strides that it has in eager, for eager's bits
+            # the next ATen call gets the strides that it has in eager, for eager's bits
             self._made[b] = t
             return
         if not _same_strides(t, buffer):
@@ -213,7 +213,7 @@ class Memory:
             t = copy.copy_(t)
         first = self._storages.setdefault(buffer.storage, (t, buffer.first_byte))
         if first[0] is not t:
-            # another result of the same storage came first
+            # a result of the same storage came first
             view = _seen_as(*first, buffer)
             if view.data_ptr() != t.data_ptr():
                 t = view.copy_(t)
@@ -225,7 +225,7 @@ class Memory:
                 self.tensor(member)
 
     def number(self, x: NumberRef) -> float | int | bool:
-        """A number that the step computed, as a Python number; waits for the device."""
+        """Return a number that the step computed, for Python; wait for the device."""
         number: float | int | bool = x.kind(self.tensor(x.buffer).item())
         return number
 
@@ -271,7 +271,7 @@ class Memory:
         ):
             self._take(extern.name, extern.call, tensors_in(got))
         else:
-            # the next ATen call sees the strides that it has in eager, for eager's bits
+            # the next ATen call gets the strides that it has in eager, for eager's bits
             tensors[result.buffer] = got
             if not result.loose:
                 self._storages[result.storage] = got, result.first_byte

@@ -1,7 +1,7 @@
-"""A plan: what of a compiled graph is the same for all tensors it is called with.
+"""Plan of a compiled graph: its common part for all tensors that it is called with.
 
-What comes in is a `Captured` graph, its `Schedule` and its kernels, which may still be
-being built. `binding.bind` makes the tables for the layouts of a call's tensors.
+A plan is made from a `Captured` graph, its `Schedule` and its kernels, which may still
+be being built. `binding.bind` makes the tables for the layouts of a call's tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from .undo import risk_of
 
 
 class Built(NamedTuple):
-    """What makes the tables of each kernel, by name, and the library of the guards,
-    None where there is no compiler. `raw_fields`: may it read the memory of tensors?
+    """Makers of each kernel's tables, by name, and the library of the guards, None
+    where there is no compiler. `raw_fields` is true if the library may read the memory
+    of tensors.
     """
 
     factories: Mapping[str, TableFactory]
@@ -40,23 +41,23 @@ class Built(NamedTuple):
 
 
 class Kernels(Protocol):
-    """Kernels that may still be being built."""
+    """Interface of kernels that may still be being built."""
 
     def ready(self) -> AbstractContextManager[Built]:
-        """Wait for all of them; what is done within is the binding of a plan."""
+        """Wait for all of them; the context contains the binding of a plan."""
 
 
 class Plan:
-    """A captured graph, its schedule and kernels, and what follows from these alone.
+    """Captured graph, its schedule and kernels, and what follows from these alone.
 
-    `positions`: where each buffer has its address. `inputs`: what is done to the
-    tensors of a call. `memory`: who makes which memory. `externs`: the calls of ATen,
-    by payload; `batches`: the batched ones, by the payload of their first row, which
-    `allowed` says may be made (see PreparedBatch). `simple`: it is one kernel that
-    makes no memory. `lean`: a call needs its tensors' addresses alone, and those that
-    numbers are in. `at_once`: what it gives is looked at as soon as it has run, but for
-    `host_results`: numbers of the host, by the buffer that the step fills with one.
-    `risk`: how far an error may come.
+    `positions` has where the address of each buffer is, `inputs` the effects on the
+    tensors of a call, `memory` the makers of memory. `externs` has the calls of ATen,
+    by payload. `batches` has the batched ones, by the payload of their first row;
+    `allowed` admits them (see PreparedBatch). `simple` is true for one kernel that
+    makes no memory. `lean` is true if a call needs only the addresses of its tensors,
+    and those with numbers. `at_once` is true if the caller reads results as soon as the
+    step has run. `host_results`, numbers of the host by the buffer that the step fills
+    with one, do not count for that. `risk` is how far an error may come.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class Plan:
         no_tensors = not captured.given and all(
             _is_number(leaf, self.host_results) for leaf in leaves(captured.result)
         )
-        #: are tensors of a call needed but to look at them, and to undo what an error
-        #: interrupts?
+        #: true if a call needs its tensors only to compare them, and to undo what an
+        #: error interrupts
         self.lean = (
             all(isinstance(step, (Kernel, Run)) for step in steps)
             and no_tensors
@@ -117,10 +118,10 @@ class Plan:
         self.at_once = bool(captured.given) or read
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Are the tensors of a call of the dtypes and shapes that it was captured for?
+        """Have the tensors of a call the dtypes and shapes of the capture?
 
-        What Dynamo shows a backend is no promise: a number that it shows in a tensor of
-        float32 comes in one of float64.
+        Dynamo's example inputs are no promise: a number may appear as a tensor of
+        float32 and arrive as one of float64.
         """
         return all(
             BUFFER_NAMES.get(t.dtype) == b.dtype and t.shape == b.shape

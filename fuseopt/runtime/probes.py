@@ -1,10 +1,10 @@
-"""Do the rows of a batched product have the bits of single calls? Tried, and kept.
+"""Compare the rows of a batched product with single calls, and keep the answers.
 
 A product of matrices is sums in some order. BLAS chooses the order by shapes, layouts,
-alignment, scales and threads, never by what the matrices hold. So two calls that agree
-on enough numbers that tell orders apart agree on all: `docs/numerics.md` says what that
-rests on. A `Probe` runs both on such numbers, for all rows of a batch, and keeps what
-it found in the cache, under all that the answer depends on.
+alignment, scales and threads, never by the contents of the matrices. So two calls that
+agree on enough numbers that separate orders agree on all numbers; see
+`docs/numerics.md` for the basis of this. A trial runs both on such numbers, for all
+rows of a batch. `Probes` keeps the answer in the cache, under all that it depends on.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
 from .tables.host_numbers import SIZES
 
-#: Files of answers end so; then the folder's name has two letters, as kernels' have.
+#: Ending of files of answers; the folder's name has two letters, as that of kernels.
 ENDING = ".product"
 #: Numbers for scales of kind "any", one pair for each round.
 SCALES = ((3.4445, -4.775), (-4.775, 2.0315), (0.7, 1.3), (-0.3, 17.25))
-#: Rounds of numbers that cancel, which tell the orders of sums apart.
+#: Rounds of numbers that cancel, which separate the orders of sums.
 CANCELLING = 4
-#: Results that are compared at least, of small products in as many more rounds: of two
-#: roundings that differ now and then, a few numbers show nothing.
+#: Least number of compared results; small products have more rounds for it. Two
+#: roundings that rarely differ need many numbers.
 COMPARED = 4096
-#: Part of the name of an answer: another one where a probe asks for more.
+#: Part of the name of an answer; it changes where a probe compares more.
 KIND = "2"
-#: NaN behind the operands of a batched call.
+#: Number of NaN behind the operands of a batched call.
 BEHIND = 64
-#: What the libraries of products read from the environment.
+#: Prefixes of environment variables that the libraries of products read.
 VARIABLES = (
     *("MKL_", "DNNL_", "ONEDNN_", "OMP_", "KMP_", "GOMP_", "ATEN_", "TORCH_MKL"),
     *("TORCH_BLAS", "TORCH_ALLOW_TF32", "CUBLAS", "NVIDIA_TF32", "HIPBLAS", "ROCBLAS"),
 )
 _ONE, _LEAST = 1.0, 5e-324
 MKLDNN = torch.backends.mkldnn
-#: What `torch.backends.cuda.matmul` says of products.
+#: Settings in `torch.backends.cuda.matmul` for products.
 OF_DEVICES = (
     "fp32_precision",
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-#: What libraries look at of a device, and the packages of those libraries.
+#: Properties of a device that libraries read, and the packages of those libraries.
 PROPERTIES = ("name", "major", "minor", "multi_processor_count", "driver_version")
 LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13", "triton")
 
 
 class Circumstances(NamedTuple):
-    """What may change within a process, and with it the bits of a product.
+    """Settings that may change within a process, and with them the bits of a product.
 
-    `threads` that products use; `flushes`: denormals are flushed to zero; `settings`
-    of torch for products, those of devices among them.
+    `threads` is the number of threads of products. `flushes` is true if denormals are
+    flushed to zero. `settings` are torch's for products, those of devices among them.
     """
 
     threads: int
@@ -73,7 +73,7 @@ class Circumstances(NamedTuple):
 
 
 def circumstances() -> Circumstances:
-    """Those of this moment, in this thread."""
+    """Return the present circumstances in this thread."""
     return Circumstances(
         torch.get_num_threads(),
         _LEAST * _ONE == 0.0,
@@ -88,7 +88,7 @@ def circumstances() -> Circumstances:
 
 
 def _of_devices() -> tuple[Any, ...]:
-    """What chooses the products of accelerators."""
+    """Return the settings that choose the products of accelerators."""
     cuda = torch.backends.cuda
     return (
         *(getattr(cuda.matmul, name, None) for name in OF_DEVICES),
@@ -99,7 +99,7 @@ def _of_devices() -> tuple[Any, ...]:
 def apart(
     layout: Layout, dtype: torch.dtype, device: str, behind: int = 0
 ) -> torch.Tensor:
-    """A tensor with this layout in memory of its own, with `behind` NaN behind it."""
+    """Return a new tensor with this layout; `behind` NaN follow it in its memory."""
     shape, stride, offset = layout
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     memory = torch.zeros(offset + last + 1 + behind, dtype=dtype, device=device)
@@ -113,7 +113,7 @@ def batched(
     out: torch.Tensor,
     scales: Sequence[float],
 ) -> None:
-    """The batched call of products `op`: every row of `out` is written."""
+    """Make the batched call of products `op`, which writes every row of `out`."""
     if len(operands) == 2:
         torch.bmm(*operands, out=out)
     else:
@@ -124,7 +124,7 @@ def batched(
 class Probes:
     """Answers of this process, by trial, circumstances and folder of the cache.
 
-    `tried`: how many trials were run and not found in the cache.
+    `tried` counts the trials that ran, since the cache lacked them.
     """
 
     def __init__(self) -> None:
@@ -133,9 +133,9 @@ class Probes:
         self.tried = 0
 
     def way(self, trial: Trial, cache_dir: str | None) -> str | None:
-        """DENSE, PADDED, or "" where neither call has the bits of single calls. None
-        where a device captures a graph, is not there or has no memory left: it may be
-        known later.
+        """Return DENSE, PADDED, or "" where neither call has the bits of single calls.
+        Return None where a device captures a graph, is missing or has no memory left; a
+        later call may find an answer.
         """
         now = circumstances()
         key = (trial, now, cache_dir)
@@ -152,7 +152,7 @@ class Probes:
             return self._known[key]
 
     def _found(self, trial: Trial) -> str | None:
-        """What a trial shows now; None where it cannot be made."""
+        """Run a trial and return its answer; None where it cannot run."""
         device = torch.device(trial.device)
         if is_remote(device) and (not _is_there(device) or is_capturing(device)):
             return None
@@ -172,7 +172,7 @@ def _is_there(device: torch.device) -> bool:
 
 
 def _of_device(device: str) -> tuple[str, ...]:
-    """What the answers of a device depend on besides settings."""
+    """Return the properties of a device that answers depend on, besides settings."""
     place = torch.device(device)
     if not is_remote(place):
         return ()
@@ -188,7 +188,7 @@ def _of_device(device: str) -> tuple[str, ...]:
 
 
 def _name(trial: Trial, now: Circumstances) -> str:
-    """The name under which an answer is kept: a hash of all that it depends on."""
+    """Return the name of an answer: a hash of all that it depends on."""
     asked = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
     parts = (
         *(KIND, trial, tuple(now), asked, processor(), os.cpu_count()),
@@ -199,7 +199,7 @@ def _name(trial: Trial, now: Circumstances) -> str:
 
 
 def _kept(cache_dir: str | None, name: str) -> str | None:
-    """The answer in the cache; None if there is none, or nobody may trust it."""
+    """Return the answer in the cache; None if it is missing or untrusted."""
     try:
         with Folder.open(chosen(cache_dir)) as root, root.enter(name[:2]) as place:
             said = place.read(f"{name}{ENDING}").decode()
@@ -211,7 +211,7 @@ def _kept(cache_dir: str | None, name: str) -> str | None:
 
 
 def _keep(cache_dir: str | None, name: str, answer: str) -> None:
-    """Write an answer to the cache, if it can be written."""
+    """Write an answer to the cache, if that is possible."""
     temporary = f"{name}.{os.getpid()}{ENDING}"
     try:
         with (
@@ -240,12 +240,12 @@ def _tried(trial: Trial) -> str:
 
 
 #: Writes the numbers of a round into an operand of a row: `(tensor, place among the
-#: operands, row)`; of an operand that all rows share, the row is -1.
+#: operands, row)`. For an operand that all rows share, the row is -1.
 Fill = Callable[[torch.Tensor, int, int], None]
 
 
 class _Numbers:
-    """Normal numbers, another window of a few random ones at each call."""
+    """Normal numbers: a new window of a few random ones at each call."""
 
     def __init__(self, most: int) -> None:
         self.generator = torch.Generator().manual_seed(35)
@@ -259,14 +259,14 @@ class _Numbers:
         self.kinds = torch.randint(0, 160, (count,), generator=self.generator)
 
     def window(self, pool: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Numbers of a pool in a shape."""
+        """Return numbers of a pool in a shape."""
         self.at = (self.at + 613) % self.room
         count = math.prod(shape)
         return pool[self.at : self.at + count].view(*shape)
 
 
 def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
-    """Numbers for operands, and scales."""
+    """Yield numbers for operands, and scales."""
     numbers = _Numbers(max(math.prod(shape) for shape, _, _ in trial.layouts))
     inner = trial.layouts[-2][0][-1]
     operands = len(trial.layouts)
@@ -288,8 +288,8 @@ def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
 
 
 def _cancelling(numbers: _Numbers, inner: int, operands: int) -> Fill:
-    """Terms of all sizes that are there twice, with both signs, at random places: all
-    that a sum of them has is what its order rounded off.
+    """Return terms of all sizes, each with both signs, at random places. Their sum has
+    only the errors of its order's roundings.
     """
     order = torch.randperm(inner, generator=numbers.generator)
     half = inner // 2
@@ -317,7 +317,7 @@ def _normal(numbers: _Numbers) -> Fill:
 
 
 def _every_other(numbers: _Numbers, odd: int) -> Fill:
-    """NaN in every other row: nothing of it may come into the rows beside it."""
+    """Return NaN in every second row, which must not reach the rows beside it."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         if row >= 0 and row % 2 == odd:
@@ -329,7 +329,7 @@ def _every_other(numbers: _Numbers, odd: int) -> Fill:
 
 
 def _denormal(numbers: _Numbers) -> Fill:
-    """Numbers whose products are the least that there are."""
+    """Return numbers whose products are the smallest denormals."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         small = torch.finfo(t.dtype).tiny ** 0.5 * 2**-4
@@ -339,7 +339,7 @@ def _denormal(numbers: _Numbers) -> Fill:
 
 
 def _special(numbers: _Numbers) -> Fill:
-    """Zeros of both signs, infinities, NaN and the largest numbers among others."""
+    """Return zeros of both signs, infinities, NaN, largest numbers, and others."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         most = torch.finfo(t.dtype).max
@@ -380,7 +380,7 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
 
 
 def _filled(single: torch.Tensor, fill: Fill, k: int, row: int) -> None:
-    """Write numbers into the tensor of a row, by way of the CPU's memory."""
+    """Write numbers into the tensor of a row, through the CPU's memory."""
     if single.device.type == "cpu":
         fill(single, k, row)
         return
@@ -390,12 +390,12 @@ def _filled(single: torch.Tensor, fill: Fill, k: int, row: int) -> None:
 
 
 def rows_of(whole: torch.Tensor, n: int, dims: int) -> tuple[torch.Tensor, ...]:
-    """The rows of a batched operand: matrices (2 dims), or batches of matrices (3)."""
+    """Return the rows of a batched operand: matrices (2 dims), or their batches (3)."""
     return whole.unbind(0) if dims == 2 else torch.split(whole, len(whole) // n)
 
 
 def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for the result, as a stack has it."""
+    """Return memory for the result, laid out as in a stack."""
     shape = trial.result
     whole = (trial.rows * (shape[0] if len(shape) == 3 else 1), *shape[-2:])
     step = shape[-2] * shape[-1]
@@ -406,7 +406,7 @@ def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Are all bits alike, but for those of NaN?"""
+    """Are all bits equal, except those of NaN?"""
     kind = SIZES[one.dtype.itemsize]
     bits = one.contiguous().view(kind) == other.contiguous().view(kind)
     return bool((bits | (one.isnan() & other.isnan())).all())

@@ -20,8 +20,8 @@ def returned(
     memory: Memory | None,
     itself: Callable[[int], torch.Tensor],
 ) -> Any:
-    """The return value of a call. `itself(i)`: tensor i of the call, as the caller has
-    it. `memory`: of the call. `tensors` may be empty where nothing is returned.
+    """Return the result of a call. `itself(i)` is the caller's tensor i of the call;
+    `memory` is that of the call. `tensors` may be empty where nothing is returned.
     """
     captured, numbers = bound.plan.captured, bound.numbers
     if captured.result == ():
@@ -36,8 +36,8 @@ def returned(
             else:
                 assert memory is not None
                 t = memory.tensor(x.buffer)
-                # torch has views that are taken under no_grad require gradients where
-                # their base does, and refuses to trace them once it changed
+                # in torch, views that are taken under no_grad require gradients where
+                # their base does. torch refuses to trace them once that changed
                 if buffer.kind == "view" or x.again:
                     t = t.detach()
             return torch.view_as_complex(t) if x.complex else t

@@ -1,7 +1,7 @@
 """Launch runs of kernels, block by block, and provide the memory of their temps.
 
-The scheduler says which lanes make a block and where temps lie in the arena; the size
-of this machine's cache bounds a block.
+The scheduler decides which lanes make a block and where temps lie in the arena. The
+size of this machine's cache bounds a block.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .cpp.table import CppTable, TableFactory, TensorLayout
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU
 
-#: Where Linux shows the sizes of caches; bytes to assume where it does not.
+#: Folder where Linux shows the sizes of caches; UNKNOWN bytes are assumed elsewhere.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNKNOWN = 1 << 20
-#: A block may take one part in so many of the largest cache, which others use too.
+#: A block takes at most 1/SHARE of the largest cache, which other code uses too.
 SHARE = 4
 #: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
-#: ... on devices, which other calls may fill with tensors meanwhile.
+#: The same on devices, where other calls may need the memory meanwhile.
 KEPT_REMOTE = 4 << 20
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
-    """The bytes of the largest cache, or a careful guess."""
+    """Return the bytes of the largest cache, or a careful guess."""
     sizes = [UNKNOWN]
     for file in folder.glob("index*/size"):
         try:
@@ -44,7 +44,7 @@ def cache_bytes(folder: Path = CACHES) -> int:
     return max(sizes)
 
 
-#: The arena of a call: of each device the bytes (uint8), and which offset is the first.
+#: Arena of a call: for each device its bytes (uint8), and its first offset.
 Arenas = dict[str, tuple[torch.Tensor, int]]
 
 #: Bytes that the lanes of a block touch together.
@@ -54,9 +54,9 @@ BLOCK = cache_bytes() // SHARE
 class TempArena:
     """The memory of those temps that have an offset in a plan's arena.
 
-    `position`: the position of each buffer in the pool of addresses. `keeps`: a small
-    arena stays from call to call. As with the tables of a plan, the user orders calls
-    on several streams: they write the same parameters.
+    `position` is that of each buffer in the pool of addresses. `keeps` is true for a
+    small arena, which stays from call to call. As with the tables of a plan, the user
+    orders calls on several streams: they write the same parameters.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TempArena:
     ) -> None:
         first = max((end for _, end in plan.remote.values()), default=0)
         parts = {**plan.remote, CPU: (first, plan.size)}
-        #: of each device: its part; positions of temps, and their places in it
+        #: for each device its part; positions of temps, and their places in it
         self.parts: list[tuple[str, int, int, torch.Tensor, torch.Tensor]] = []
         for device, (begin, end) in parts.items():
             places = [
@@ -82,8 +82,8 @@ class TempArena:
         self.arena: Arenas | None = None
 
     def take(self, addresses: AddressPool) -> Arenas | None:
-        """The arena of a call, after its addresses were written to the pool; to be kept
-        until the call has ended. None if no temp is in it.
+        """Return the arena of a call, after writing its addresses to the pool. The
+        caller must keep it until the call has ended. Return None if it holds no temp.
         """
         if not self.parts or self.arena is not None:
             return self.arena
@@ -98,7 +98,7 @@ class TempArena:
 
 
 class RunTable:
-    """The tables of a run: one for each kernel of each block."""
+    """Tables of a run: one for each kernel of each block."""
 
     place: torch.device | None = None
 
@@ -156,7 +156,7 @@ class RunTable:
             t.keep(taking, owners, helper)
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """C calls that do the same, for this number of threads."""
+        """Return C calls that run all blocks, for this number of threads."""
         calls = [call for t in self.tables for call in t.launches(threads)]
         if self.start is None:
             return calls

@@ -1,6 +1,6 @@
-"""What all captured graphs of a process share.
+"""Share memory pools and streams between all captured graphs of a process.
 
-`Graphs` has a memory pool and a stream to capture on for each device, and knows all
+`Graphs` has a memory pool and a stream to capture on for each device. It holds all
 graphs, to release them.
 """
 
@@ -17,15 +17,15 @@ from .devices import module_of, on
 from .memory import Memory
 from .triton.registry import type_of
 
-#: The streams on which the branches of a graph run. Not measured.
+#: Number of streams on which the branches of a graph run. Not measured.
 BRANCHES = 4
 
 
 class Site:
-    """The memory pool for a device's graphs, and the stream on which they are captured.
+    """Memory pool for a device's graphs, and the stream on which they are captured.
 
     Graphs share the pool for their temporaries, so replays on two streams take turns.
-    `alive`: the graphs captured with the pool.
+    `alive` has the graphs captured with the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,21 +36,21 @@ class Site:
         with on(device):
             self.stream = self.module.Stream()
             self.done = self.module.Event()
-        #: streams for branches of a graph, made for the first graph that has any
+        #: streams for branches of a graph, made for the first graph that has some
         self._beside: list[Any] = []
-        #: the stream of the last replay, and whether `done` says when that has ended
+        #: the stream of the last replay; `recorded` is true if `done` marks its end
         self.last: Any = None
         self.recorded = False
 
     def beside(self, calls: Sequence[Callable[[], object]], memory: Memory) -> None:
-        """Capture calls that need not wait for each other, each on one of a few streams
-        that begin and end with the one that is captured.
+        """Capture calls that need not wait for each other, on a few streams. Each
+        stream begins and ends with the captured one.
         """
         if not self._beside:
             self._beside = [self.module.Stream() for _ in range(BRANCHES)]
         main = self.module.current_stream(self.device)
         used = self._beside[: len(calls)]
-        # memory that is given back on one stream must not be used again while another
+        # the allocator must not reuse memory that is freed on one stream while a second
         # one reads it
         kept = memory.alive()
         for stream in used:
@@ -63,10 +63,10 @@ class Site:
         del kept
 
     def pool_for(self, graph: Any) -> Any:
-        """The pool that a graph is about to be captured with.
+        """Return the pool for the capture of a graph.
 
-        torch's allocators refuse a pool all of whose graphs were freed: a new one is
-        made then.
+        torch's allocators refuse a pool all of whose graphs were freed. In that case
+        this makes a new one.
         """
         if not self.alive:
             self.pool = self.module.graph_pool_handle()
@@ -74,12 +74,12 @@ class Site:
         return self.pool
 
     def release(self, graph: Any) -> None:
-        """Give a graph's memory back."""
+        """Free a graph's memory."""
         graph.reset()
         self.alive.discard(graph)
 
     def wait(self) -> None:
-        """Have the current stream wait for the last replay that used the pool."""
+        """Let the current stream wait for the last replay that used the pool."""
         stream = self.module.current_stream(self.device)
         if self.last is not None and self.last != stream:
             if not self.recorded:
@@ -88,29 +88,29 @@ class Site:
         self.last, self.recorded = stream, False
 
     def record(self) -> None:
-        """A graph that uses the pool was replayed after `wait`."""
+        """Record the end of a replay that used the pool, after `wait`."""
         self.done.record(self.last)
         self.recorded = True
 
 
 class Graphs:
-    """The sites of all devices, and the graphs of all plans, of a process."""
+    """Sites of all devices, and graphs of all plans, of a process."""
 
     def __init__(self) -> None:
         self.sites: dict[torch.device, Site] = {}
-        #: all who hold graphs
+        #: all holders of graphs
         self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: captures that broke: allocators may still ask them
+        #: failed captures, which allocators may still use
         self.failed: list[Any] = []
 
     def site(self, device: torch.device) -> Site:
-        """A device's site."""
+        """Return a device's site."""
         if device not in self.sites:
             self.sites[device] = Site(device)
         return self.sites[device]
 
     def drop(self, device: torch.device, graph: Any) -> None:
-        """Give up a device's pool and stream, after a capture of `graph` failed."""
+        """Discard a device's pool and stream, after a capture of `graph` failed."""
         site = self.sites.pop(device, None)
         self.failed.append(graph)
         if site is not None:

@@ -12,28 +12,26 @@ from .guards.tensors import TensorGuard
 
 
 class TensorSource(Protocol):
-    """Finds the tensors of a call."""
+    """Interface of a source of a call's tensors."""
 
     gm: GraphModule
 
     def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
-        """Compare them with a guard: its result, and a reference that keeps them
-        alive.
-        """
+        """Compare them with a guard. Return its result, and a reference to keep."""
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
-        """All of them."""
+        """Return all of them."""
 
     def tensor(self, args: Sequence[Any], i: int) -> Any:
-        """One of them."""
+        """Return one of them."""
 
 
 class GraphTensors:
-    """The tensors of Dynamo's graph: its buffers, its parameters, then the arguments at
+    """Tensors of Dynamo's graph: its buffers, its parameters, then the arguments at
     `positions`.
 
     Dynamo registers buffers and parameters on the GraphModule and drops them when the
-    optimizer dies; nothing else may keep them alive, so they are read at each call.
+    optimizer dies. Nothing else may keep them alive, so each call reads them anew.
     """
 
     def __init__(self, gm: GraphModule, positions: Sequence[int]) -> None:
@@ -45,7 +43,7 @@ class GraphTensors:
             self._row = slice(positions[0], positions[-1] + 1)
 
     def _given(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The tensors among the arguments."""
+        """Return the tensors among the arguments."""
         if self._row is not None:
             return args[self._row]
         return [args[i] for i in self.positions]
@@ -62,13 +60,13 @@ class GraphTensors:
         return [*tensors, *self._given(args)]
 
     def picks(self, places: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-        """A function of the arguments that returns the tensors at these places, of
-        which there is at least one.
+        """Return a function of the arguments that returns the tensors at these places.
+        There is at least one place.
         """
         n = len(self.gm._buffers) + len(self.gm._parameters)
         given = min(places) >= n
         at = [self.positions[i - n] for i in places] if given else [*places]
-        # of one place it gives no tuple
+        # itemgetter of one place returns no tuple
         pick = itemgetter(*at, at[0])
         if given:
             return lambda args: list(pick(args)[:-1])

@@ -1,10 +1,10 @@
-"""A compiled step: it runs at each call of the user's function.
+"""Run a compiled step at each call of the user's function.
 
-`CompiledStep` gets the tensors of a call from its *source* and asks the guard of its
-program's binding which of them changed. A moved tensor changes one address, other
-strides need new tables, another dtype or shape a new plan. A *policy* decides which
-changes are followed, and what runs a call otherwise. Everything is checked before
-anything is written.
+`CompiledStep` gets the tensors of a call from its *source*. The guard of its program's
+binding compares them with those of the last call. A moved tensor changes one address,
+new strides need new tables, a new dtype or shape needs a new plan. A *policy* decides
+which changes are followed, and what runs the other calls. All checks come before all
+writes.
 """
 
 from __future__ import annotations
@@ -38,43 +38,42 @@ from .user_capture import join
 
 log = logging.getLogger("fuseopt")
 
-#: Programs that a step keeps, for tensors of other dtypes and shapes: the pieces of a
-#: step that Dynamo cuts in a loop are called with each parameter in turn.
+#: Programs that a step keeps, for tensors of different dtypes and shapes. Dynamo may
+#: cut a loop into pieces of a step, and call these with each parameter in turn.
 KEPT = 32
 
 
 class ChangePolicy(Protocol):
-    """Decides on calls with tensors that a program does not fit, before any write."""
+    """Interface of decisions on calls with new tensors, before any write."""
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
-        """Tensors differ from those of a binding, by their `metadata` or by the result
-        of its guard, `found`: raises if the step is not to be bound or planned anew.
+        """Raise an error unless the step may be bound or planned anew. The tensors
+        differ from those of a binding, by their `metadata` or by the result of its
+        guard, `found`.
         """
 
     def overlapping(self) -> None:
-        """Tensors share memory in a new way: raises if it is not to be planned anew."""
+        """Raise an error unless the step may be planned anew for shared memory."""
 
     def refused(self, error: CaptureError) -> None:
-        """The step cannot be planned for a call's tensors: raises if eager is not to
-        run that call.
-        """
+        """Raise an error unless eager may run a call that cannot be planned."""
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
-        """Another error came: is eager to run this call and all later ones?"""
+        """Should eager run this call and all later ones, after another error?"""
 
     def eager(self) -> Callable[..., Any]:
-        """What runs calls in eager."""
+        """Return the function that runs calls in eager."""
 
 
 @final
 class CompiledStep:
     """Callable in place of Dynamo's graph.
 
-    `program`: for tensors like those of the first call; `replan(args)` makes one for
+    `program` is for tensors like those of the first call; `replan(args)` makes one for
     those of another call. `verify(args, run)` runs a call and checks it. `pending`
-    takes the launches while it is open; its owner lets one thread in at a time.
-    `made(memory)` is called after each call that returns something, with the memory of
-    the call, None if it has allocated none.
+    takes the launches while it is open; its owner admits one thread at a time. The step
+    calls `made(memory)` after each call that returns something. `memory` is that of the
+    call, or None if it has allocated none.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class CompiledStep:
         self.lock = new_lock()
         #: see Binding.keep
         self.taking: bytes | None = None
-        #: runs all calls in eager, after an error that the policy took
+        #: runs all calls in eager, after an error that the policy accepted
         self.instead: Callable[..., Any] | None = None
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, once a plan is bound."""
+        """Library of the guards, once a plan is bound."""
         bound = self.program.bound
         return None if bound is None else bound.helper
 
@@ -114,15 +113,15 @@ class CompiledStep:
         return bound is not None and bound.guard is not None and bound.settled
 
     def put_off_to(self, pending: Pending) -> bool:
-        """Put launches off to `pending` from now on. Returns False for a step that is
-        verified: it launches at once.
+        """Defer launches to `pending` from now on. Return False for a verified step,
+        which launches at once.
         """
         if self.verify is None:
             self.pending = pending
         return self.verify is None
 
     def forget(self) -> None:
-        """Compare nothing with the last call, which was interrupted."""
+        """Forget the record of the last call, which was interrupted."""
         if self.program.bound is not None:
             self.program.bound.guard = None
 
@@ -142,7 +141,7 @@ class CompiledStep:
             return self._in_eager(args, pending)
         bound: Binding | None = None
         try:
-            # `alive` until the step is done: the guard holds tensors by address
+            # `alive` lives until the step is done: the guard holds tensors by address
             change, alive = self._look(args)
             needed = change or not self.program.lean
             tensors = self._tensors(args) if needed else []
@@ -171,7 +170,8 @@ class CompiledStep:
             if waits:
                 return self._put_off(pending, bound, args, tensors, alive)
             if pending.open and bound.by_aten:
-                # what is computed from the results may fail, before all is written
+                # values computed from the results may fail to compute, before all is
+                # written
                 every = tensors or self._tensors(args)
                 pending.protect([every[i] for i in bound.plan.inputs.mutated])
             pending.begun = True
@@ -191,7 +191,7 @@ class CompiledStep:
         return run(*args)
 
     def _look(self, args: Sequence[Any]) -> tuple[int, Any]:
-        """The guard's result for the tensors of a call, and a reference to these."""
+        """Return the guard's result for a call's tensors, and a reference to them."""
         bound = self.program.bound
         if bound is None or bound.guard is None or not bound.settled:
             # a binding whose first `move` failed has no addresses
@@ -202,7 +202,7 @@ class CompiledStep:
         return self.source.look(bound.guard, args)
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
-        """The tensors of a call, complex ones as the graph has them."""
+        """Return the tensors of a call, complex ones as in the graph."""
         tensors = self.source.tensors(args)
         for i in self.program.plan.captured.complexes:
             tensors[i] = seen_real(tensors[i])
@@ -223,7 +223,7 @@ class CompiledStep:
         tensors: list[Any],
         alive: Any,
     ) -> Any:
-        """Hand the launches of a call to `pending`; returns the result, whose memory
+        """Hand the launches of a call to `pending`. Return the result, whose memory
         they write later.
         """
         memory = arena = None
@@ -251,7 +251,7 @@ class CompiledStep:
         """Follow tensors that moved or changed; None if only eager can run the call."""
         bound = self.program.bound
         if change == MOVED and bound is not None and bound.guard is not None:
-            # the guard compared all but the device
+            # the guard compared everything but the device
             guard = bound.guard
             if all(tensors[i].device == bound.metadata[i][2] for i in guard.moved()):
                 with contextlib.suppress(AliasError):
@@ -273,7 +273,7 @@ class CompiledStep:
         try:
             bound.move(addresses)
         except AliasError:
-            # capture again: the tensors share memory in another way now
+            # capture again, since the tensors share memory in a new way
             self.policy.overlapping()
             program = self._plan_for(args)
             bound = program.bind(tensors)
@@ -295,8 +295,8 @@ class CompiledStep:
         return self.program
 
     def _refit(self, tensors: list[Any], args: Sequence[Any]) -> Binding:
-        """Bind a plan to tensors of other strides, dtypes or shapes: one of the kept
-        programs if it fits, else a new one.
+        """Bind a plan to tensors of new strides, dtypes or shapes. Use one of the kept
+        programs if it fits, else make a new one.
         """
         for i, t in enumerate(tensors):
             check_tensor("a tensor of the step", t)
@@ -331,7 +331,7 @@ class CompiledStep:
         tensors: list[Any],
         then: Calls = (),
     ) -> Memory | None:
-        """Run the plan, and make C calls after it; returns the memory of the results.
+        """Run the plan, and make C calls after it; return the memory of the results.
 
         `tensors` may be empty where a plan is lean.
         """
@@ -370,7 +370,7 @@ class CompiledStep:
 def _write_numbers(bound: Binding, memory: Memory) -> None:
     """Write numbers of the host to results, which the caller reads before the launch.
 
-    By address: no version is counted, as of a tensor that a kernel fills.
+    Writes by address leave versions unchanged, as for a tensor that a kernel fills.
     """
     numbers = bound.numbers or ()
     for b, scalar in bound.plan.host_results.items():
@@ -380,8 +380,8 @@ def _write_numbers(bound: Binding, memory: Memory) -> None:
 
 
 def _refuse_inference(gm: GraphModule) -> None:
-    """Raise what eager raises at the first write to an inference tensor, unless the
-    step itself enters the mode.
+    """Raise eager's error at the first write to an inference tensor, unless the step
+    itself enters the mode.
     """
     if any("inference_mode" in str(node.target) for node in gm.graph.nodes):
         return
@@ -394,7 +394,7 @@ def _refuse_inference(gm: GraphModule) -> None:
 
 
 def _refuse_in_capture(tensors: Sequence[torch.Tensor]) -> None:
-    """New tables cannot be made inside a capture: nothing in it runs."""
+    """Raise an error inside a capture. Nothing in it runs, so no tables can be made."""
     for device in {t.device for t in tensors}:
         if is_capturing(device):
             raise LaunchError(

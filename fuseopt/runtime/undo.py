@@ -1,9 +1,9 @@
-"""Put back what a step has written, where an error ends it.
+"""Restore what a step has written, where an error ends it.
 
 Launches of kernels of the CPU cannot fail, and are done in one C call. An ATen call may
-raise whatever it likes, and so may a launch on a device; a signal may come between two
-of them. So what is written before the last of these is copied first, and copied back if
-one of them raises: in one C call, which no signal interrupts.
+raise any error, and so may a launch on a device. A signal may come between two of them.
+So all tensors that are written before the last of these are copied first. If one of
+them raises, the copies are written back in one C call, which no signal interrupts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def at_once(calls: Iterable[Callable[[], object]]) -> list[object]:
 
 
 class Risk(NamedTuple):
-    """How far into a plan an error may come.
+    """Parts of a plan that an error may interrupt.
 
-    `steps`: all steps from this one on are launches, of which only the first may raise.
-    `written`: buffers of the call's tensors that the steps before write, or one of
-    these that raises. `on_host`: those that kernels of the CPU write at any place.
+    All steps from index `steps` on are launches, of which only the first may raise.
+    `written` are the buffers of the call's tensors that the earlier steps write, or
+    that a raising step writes. `on_host` are those that kernels of the CPU write
+    anywhere in the plan.
     """
 
     steps: int
@@ -43,12 +44,12 @@ class Risk(NamedTuple):
 
 
 def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> Risk:
-    """The Risk of a plan. `remote(device)`: is it another one than the CPU?"""
+    """Return the Risk of a plan. `remote(device)` is false for the CPU alone."""
     buffers, steps = graph.buffers, schedule.steps
     risky = [i for i, step in enumerate(steps) if _may_raise(buffers, step, remote)]
     if not risky:
         return Risk(0, ())
-    # one that fails may have written a part, if it is more than a launch
+    # a step that fails may have written a part, unless it is a launch
     last = risky[-1]
     whole = last + isinstance(steps[last], (Extern, Batch))
     safe = [step for i, step in enumerate(steps) if i not in risky]
@@ -56,18 +57,18 @@ def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> 
 
 
 def whole_risk(graph: Graph, schedule: Schedule) -> Risk:
-    """The Risk of a plan of which an error may come at any place of any step."""
+    """Return the Risk of a plan that an error may interrupt anywhere."""
     return Risk(len(schedule.steps), _lasting(graph, schedule.steps))
 
 
 def written_on(graph: Graph, schedule: Schedule, devices: Container[str]) -> list[int]:
-    """The buffers of the call's tensors that the kernels on some devices write."""
+    """Return the buffers of the call's tensors that some devices' kernels write."""
     kernels = [k for k in schedule.kernels if place_of(graph.buffers, k) in devices]
     return [*_lasting(graph, kernels)]
 
 
 def _lasting(graph: Graph, steps: Sequence[Step]) -> tuple[int, ...]:
-    """The buffers of the call's tensors that steps write."""
+    """Return the buffers of the call's tensors that steps write."""
     written = {b: None for step in steps for b in _written(graph, step)}
     return tuple(b for b in written if graph.buffers[b].kind != "temp")
 
@@ -99,9 +100,9 @@ def _written(graph: Graph, step: Step) -> Iterable[int]:
 
 
 class Undo:
-    """A context in which an error has tensors get back what they held before.
+    """Context in which an error restores the contents of tensors.
 
-    `done()` is called when all is written; an error after that puts nothing back.
+    `done()` is called when all is written; an error after that restores nothing.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -114,7 +115,7 @@ class Undo:
         try:
             self.copies = [t.clone() for t in self.tensors]
         except (torch.OutOfMemoryError, MemoryError) as error:
-            # the step itself may well have memory enough
+            # the step itself may have memory enough
             log.warning("an error would leave this step half done: %s", error)
         return self
 
@@ -123,7 +124,7 @@ class Undo:
             self.put_back()
 
     def put_back(self) -> bool:
-        """Put back all tensors unless all is written; True if they are as before."""
+        """Restore all tensors unless all is written. Return True if it did."""
         if self.written or len(self.copies) < len(self.tensors):
             return False
         if self.copies:
@@ -132,7 +133,7 @@ class Undo:
 
 
 class UndoInC(Undo):
-    """The same of memory of the CPU: `saved(0)` saves it, `saved(1)` puts it back."""
+    """Undo for memory of the CPU: `saved(0)` saves it, `saved(1)` restores it."""
 
     def __init__(self, saved: Callable[[int], object]) -> None:
         super().__init__()

@@ -2,9 +2,9 @@
 
 As with torch's steps, the graph then has this call's addresses and numbers, and each
 replay does this call's step again. The replay copies them from memory that nothing else
-writes, so calls outside of the graph do not affect it. Of a step that was refreshed
-before (`live`), the graph copies the addresses alone, and reads the numbers that other
-calls and refreshes send.
+writes, so calls outside of the graph do not affect it. If the step was refreshed before
+(`live`), the graph copies the addresses alone. It reads the numbers that other calls
+and refreshes send.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .memory import Memory
 def join(
     bound: Binding, tensors: Sequence[torch.Tensor], live: bool = False
 ) -> Memory | None:
-    """Run a plan inside the capture that is under way on the current stream. `live`:
-    the graph reads its numbers where other calls read them.
+    """Run a plan inside the capture that is under way on the current stream. With
+    `live`, the graph reads its numbers where other calls read them.
 
     Raises LaunchError if part of the step runs where nothing is captured.
     """
@@ -59,7 +59,7 @@ def join(
         table.fetch()
         table.refresh()
     for arena in tables.arenas:
-        # the graph reads it when it is replayed
+        # each replay of the graph reads it
         words, stage = frozen[id(arena)]
         stage.copy_(arena.host)
         for table in tables.on_devices:
@@ -73,8 +73,9 @@ def join(
 
 
 def _keep(bound: Binding, tensors: Sequence[torch.Tensor], resources: Any) -> None:
-    """Keep what the user's graph reads alive for as long as the first tensor that it
-    writes: the end of the graph cannot be seen, but it is of no use after that.
+    """Keep the memory that the user's graph reads alive as long as the first tensor
+    that it writes. fuseopt cannot observe the end of the graph, but the graph is
+    useless after that.
     """
     mutated = bound.plan.inputs.mutated
     t = tensors[mutated[0] if mutated else 0]

@@ -1,1 +1,1 @@
-"""Optimizers of tensors that are spread over processes, stepped on this one's parts."""
+"""Step optimizers of DTensors on the local parts of this process."""

@@ -1,11 +1,11 @@
-"""A stand-in of an optimizer of DTensors that has their local parts.
+"""Stand-in of an optimizer of DTensors that has their local parts.
 
-The local optimizer has the class and the attributes of the optimizer; for the DTensors
-among parameters, gradients and state it has their local parts, which are plain tensors.
+The local optimizer has the class and the attributes of the optimizer. In place of
+DTensors among parameters, gradients and state it has their local parts, plain tensors.
 If a step treats each element alike, its result for these parts is that for the
 DTensors, and needs no other process. `refresh` copies the optimizer's contents to the
-local optimizer; `outward` mirrors the writes to the local optimizer: new state becomes
-DTensors that are sharded as their parameter, as by `zeros_like`.
+local one. `outward` mirrors the writes to it; new state becomes DTensors, sharded as by
+`zeros_like`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _CELLS = ("state", "param_groups")
 
 
 class Part(NamedTuple):
-    """A parameter of the optimizer, and of the local one. `whole`: the optimizer's;
-    `local`: its local part; `param`: the local optimizer's, a Parameter with the memory
-    of `local`. `spec`: None if it is no DTensor; then all three are the parameter.
+    """Parameter of both optimizers. `whole` is the optimizer's, `local` its local part,
+    and `param` the local optimizer's, with the memory of `local`. `spec` is None for a
+    plain tensor; then all three are the parameter.
     """
 
     whole: torch.Tensor
@@ -56,7 +56,7 @@ def is_spread(optimizer: Optimizer) -> bool:
 
 
 def placed(optimizer: Optimizer) -> str:
-    """A text with the placements of an optimizer's parameters, at most three."""
+    """Return a text with the placements of an optimizer's parameters, at most three."""
     kind = compat.dtensor_type()
     placements = {
         ", ".join(map(str, compat.spec_of(p).placements)): None
@@ -70,10 +70,9 @@ def placed(optimizer: Optimizer) -> str:
 
 
 def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
-    """The local part of a DTensor with a spec like `spec`; raises LanesDiffer for
-    others.
+    """Return the local part of a DTensor with a spec like `spec`.
 
-    `name`: describes the tensor in errors.
+    `name` describes the tensor in errors. Raises LanesDiffer for any other tensor.
     """
     if type(t) is not compat.dtensor_type():
         raise LanesDiffer(f"{name} of a DTensor is a {type(t).__name__}")
@@ -94,7 +93,7 @@ def _describe(spec: Any) -> str:
 
 
 class LocalOptimizer:
-    """See the module. `itself`: the local optimizer; `given`: its gradients.
+    """See the module. `itself` is the local optimizer, `given` holds its gradients.
 
     Raises LanesDiffer for an optimizer that cannot have a stand-in.
     """
@@ -117,9 +116,9 @@ class LocalOptimizer:
         self._grad_specs: list[Any] = []  # specs like those of the parameters
         self._watch = Watch()
         self.given = PendingGradients()
-        self._known = False  # is all up to date, except what `_watch` notices?
+        self._known = False  # true if all is up to date, except what `_watch` compares
         self._wrote = False
-        #: has no parameter a gradient?
+        #: true if no parameter has a gradient
         self.idle = False
 
     # ---------------------------------------------------------------- before a step
@@ -129,7 +128,7 @@ class LocalOptimizer:
         which sets them at the step.
 
         Raises LanesDiffer for state that is neither a DTensor nor plain data, or that
-        is sharded differently than its parameter. `helper`: the library of the guards.
+        is sharded differently than its parameter. `helper` is the guards' library.
         """
         unchanged = self._known and not self._wrote
         parts: list[Any] | None = self._watch.look(helper) if unchanged else None
@@ -154,7 +153,7 @@ class LocalOptimizer:
             self.given.grads = [*self._parts_of(grads)]
 
     def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
-        """The local parts of gradients; fast if their specs are those of last time."""
+        """Return the local parts of gradients; fast for unchanged specs."""
         if {*map(type, grads)} == {compat.dtensor_type()} and all(
             map(is_, map(compat.spec_of, grads), self._grad_specs)
         ):
@@ -165,7 +164,7 @@ class LocalOptimizer:
             None if g is None else part_of(g, part.spec, "the gradient")
             for g, part in zip(grads, self._spread, strict=True)
         ]
-        # these are like the parameters' specs, which is then not compared again
+        # these equal the parameters' specs, so the next call does not compare them
         self._grad_specs = [
             part.spec if g is None else compat.spec_of(g)
             for g, part in zip(grads, self._spread, strict=True)
@@ -231,8 +230,8 @@ class LocalOptimizer:
 
     @staticmethod
     def _form(optimizer: Optimizer, group: Mapping[str, Any]) -> Any:
-        """The option `foreach` of a local group. torch's steps choose the foreach form
-        by default for plain tensors on a GPU, but not for DTensors.
+        """Return the option `foreach` of a local group. torch's steps choose the
+        foreach form by default for plain tensors on a GPU, but not for DTensors.
         """
         module = type(optimizer).step.__module__
         if group["foreach"] is None and module.startswith("torch.optim."):
@@ -288,7 +287,7 @@ class LocalOptimizer:
         return Part(p, local, param, spec)
 
     def _local_value(self, value: Any, name: str, part: Part) -> Any:
-        """The local optimizer's value for a value of a parameter's state."""
+        """Return the local optimizer's value for a value of a parameter's state."""
         kind = compat.dtensor_type()
         if part.spec is None or not isinstance(value, torch.Tensor):
             if kind is not None and isinstance(value, kind):
@@ -320,7 +319,7 @@ class LocalOptimizer:
     # ---------------------------------------------------------------- after a step
 
     def outward(self, writes: list[Write]) -> list[Write]:
-        """Writes to the local optimizer, each followed by those to the optimizer."""
+        """Return writes to the local optimizer, each before those to the optimizer."""
         new_dtensors: dict[int, torch.Tensor] = {}
         all_writes: list[Write] = []
         for write in writes:
@@ -331,7 +330,7 @@ class LocalOptimizer:
         return all_writes
 
     def settle(self) -> None:
-        """Update the records after the writes of `outward` have been done."""
+        """Update the records after the writes of `outward`."""
         optimizer = self._owner()
         self._watch.count_up()
         if self._wrote and optimizer is not None:
@@ -407,7 +406,7 @@ class LocalOptimizer:
     def _outer_value(
         self, value: Any, part: Part, new_dtensors: dict[int, torch.Tensor]
     ) -> Any:
-        """The optimizer's value for a value of a parameter's new local state."""
+        """Return the optimizer's value for a value of a parameter's new local state."""
         if not isinstance(value, torch.Tensor):
             if type(value) not in NUMBERS:
                 raise LanesDiffer(

@@ -13,10 +13,9 @@ from ..shadow.optimizer import Shadow
 
 
 def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
-    """The first op of a step that does not treat each element alike; "" if none is
-    found.
+    """Return the first op of a step that does not treat each element alike, or "".
 
-    `optimizer`: the local one, with gradients. The step is rehearsed for one lane of
+    `optimizer` is the local one, with gradients. The step is rehearsed for one lane of
     each kind separately, since some local parts may have too few elements for it.
     """
     try:

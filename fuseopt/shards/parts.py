@@ -1,12 +1,12 @@
 """Trace a function of DTensors to a graph of its calls on local parts.
 
-The function is run on stand-ins: DTensors of the same meshes, placements and sizes,
-with fake local parts. Below DTensor a mode records the ATen calls and collectives on
-local parts, so their order and arguments are those of torch's own DTensor, whatever its
-version. Nothing is sent while tracing.
+The trace runs the function on stand-ins: DTensors of the same meshes, placements and
+sizes, with fake local parts. Below DTensor a mode records the ATen calls and
+collectives on local parts. So their order and arguments are those of the installed
+torch's DTensor. The trace sends nothing.
 
-Numbers among the arguments become arguments of the graph. They are recognized by
-unusual values, which differ in a second run: both runs must make the same calls.
+Numbers among the arguments become arguments of the graph. The trace recognizes them by
+unusual values, which differ in a second run. Both runs must make the same calls.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .. import compat
 from ..capture.fx.inner_calls import InnerCalls
 from ..inputs.keys import LanesDiffer
 
-#: The value of the first number in each of two runs; further ones are odd multiples.
+#: Value of the first number in each of two runs; further ones are odd multiples.
 MARKS = (0.7390851332151607, 0.5671432904097838)
 
 
 class Parts(NamedTuple):
-    """A graph that takes local parts, then numbers, and returns a tuple of one part.
+    """Graph that takes local parts, then numbers, and returns a tuple of one part.
 
-    `spec`: that of the DTensor with the returned part.
+    `spec` is that of the DTensor with the returned part.
     """
 
     gm: GraphModule
@@ -40,11 +40,12 @@ def parts_of(
     wholes: Sequence[Any],
     numbers: int,
 ) -> Parts:
-    """The calls of `function(DTensors, numbers)`, which returns a DTensor, on parts.
+    """Return the calls on parts of `function(DTensors, numbers)`, which returns a
+    DTensor.
 
-    `wholes`: DTensors like those of later calls; `numbers`: how many numbers it takes.
-    Raises LanesDiffer or EagerOnly if the calls depend on contents, on numbers, or on
-    other tensors, and what the function raises.
+    `wholes` are DTensors like those of later calls; `numbers` is how many numbers it
+    takes. Raises LanesDiffer or EagerOnly if the calls depend on contents, on numbers,
+    or on other tensors. Errors of the function pass through.
     """
     runs = [
         _run(function, wholes, [mark * (2 * k + 1) for k in range(numbers)])

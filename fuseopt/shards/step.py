@@ -1,9 +1,10 @@
-"""The compiled step of an optimizer of DTensors, on their local parts.
+"""Compile the step of an optimizer of DTensors, on their local parts.
 
 A step of local parts has the result of eager's step if it treats each element alike:
-without sums, sizes, rows, or products of matrices. That is proven: for the code by the
-proof that lanes of several sizes need as well, for each ATen call by the rehearsal and
-the capture. Other steps run in eager, and a Report says what they need.
+without sums, sizes, rows, or products of matrices. fuseopt proves that. For the code it
+uses the proof that lanes of several sizes need too. For each ATen call it uses the
+rehearsal and the capture. Steps without a proof run in eager, and a Report names the op
+that needs whole tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .needs import op_of_wholes
 
 
 class Shards:
-    """The step of one optimizer, if parameters of it are DTensors."""
+    """Step of one optimizer whose parameters may be DTensors."""
 
     def __init__(
         self, function: Any, options: Mapping[str, Any], told: list[Report]
@@ -35,21 +36,21 @@ class Shards:
         self.told = told
         self.local: LocalOptimizer | None = None
         self.few: LedOptimizer | None = None
-        self.spread = self.plain = False  # as of the first call
+        self.spread = self.plain = False  # set by the first call
         #: the reason why no step is compiled, with the op that needs whole tensors
         self.why = ""
-        #: with a `why`: is it proven that the code only calls ATen, and reads only the
-        #: sizes of tensors?
+        #: with a `why`, true if the code provably only calls ATen, and reads only the
+        #: sizes of tensors
         self.treats_tensors_alone = False
 
     def release(self) -> None:
-        """Release everything of the optimizer."""
+        """Release everything that was compiled for the optimizer."""
         if self.few is not None:
             self.few.release()
         self.local = self.few = None
 
     def wants(self, optimizer: Optimizer, anew: bool = False) -> bool:
-        """Was a parameter a DTensor in the first call? `anew`: or is one now?"""
+        """Was a parameter a DTensor in the first call? With `anew`, is one now?"""
         if not self.spread and (anew or not self.plain):
             self.spread = is_spread(optimizer)
             self.plain = not self.spread
@@ -58,9 +59,9 @@ class Shards:
     def step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> tuple[bool, str]:
-        """Do one step. Returns whether it was done, and the reason if not, with the
-        placements of parameters; "" if there is nothing to compile: no gradient, or
-        Dynamo is told to run it in eager.
+        """Do one step. Return whether it was done, and the reason if not, with the
+        placements of parameters. The reason is "" if there is nothing to compile: no
+        gradient, or the user's stance forbids Dynamo to compile.
 
         `make(backend)` compiles the step's function.
         """
@@ -79,7 +80,7 @@ class Shards:
                 if local.idle:
                     return False, ""
                 leader = self.few = self.few or self._led(local)
-                if leader.why:  # as options say
+                if leader.why:  # as the options require
                     return False, leader.why
                 did_step = leader.step(local.itself, make, local.given)
                 if not did_step:
@@ -109,7 +110,7 @@ class Shards:
         return LedOptimizer(*arguments, outward=local.outward)
 
     def _helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, if it may read fields of objects in memory."""
+        """Return the guards' library, if it may read fields of objects in memory."""
         leader = self.few
         if leader is None or not leader.task.config.raw_fields:
             return None

@@ -1,1 +1,1 @@
-"""State in fewer bytes: packed at rest, unpacked only within a step's kernel."""
+"""Store state in fewer bytes: packed at rest, unpacked only within a step's kernel."""

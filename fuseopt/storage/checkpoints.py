@@ -1,8 +1,8 @@
-"""State dicts of an optimizer whose state is packed.
+"""Save and load the state dicts of an optimizer whose state is packed.
 
-torch's `load_state_dict` casts what it loads to the dtype of the parameter. Packed
-tensors are kept from it, and put back as they were saved. A state dict of the plain
-optimizer is packed at the next step.
+torch's `load_state_dict` casts loaded tensors to the dtype of the parameter. So this
+module hides packed tensors from it, and puts them back unchanged. The next step packs a
+state dict of the plain optimizer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .packing import packed_in
 
 
 def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict of an optimizer with packed state, in float32: the plain optimizer
-    can load it. Other state dicts are returned as they are.
+    """Return the state dict of an optimizer with packed state, in float32.
+
+    The plain optimizer can load the result. A state dict without packed state is
+    returned unchanged.
     """
     states = {
         number: packing.full_precision(state) if isinstance(state, dict) else state
@@ -30,8 +32,10 @@ def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
-    """Let the optimizer load packed tensors as they are; returns what ends that."""
-    #: while a state dict is loaded: of each of its parameters in order, what is packed
+    """Let the optimizer load packed tensors unchanged; return a function that ends
+    this.
+    """
+    #: the packed tensors of each parameter in order, while a state dict is loaded
     loading: list[dict[str, torch.Tensor]] = []
 
     def before(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
@@ -52,7 +56,7 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
         params = [p for group in loaded.param_groups for p in group["params"]]
         for p, tensors in zip(params, loading, strict=True):
             if tensors:
-                # torch gives tensors that it need not cast as they are too
+                # torch does not copy a tensor that needs no cast, and neither does this
                 loaded.state[p].update({k: t.to(p.device) for k, t in tensors.items()})
         loading.clear()
 
@@ -69,7 +73,7 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
 
 
 class Checkpoints:
-    """Keeps the dtypes of packed state for as long as it is."""
+    """Keep the dtypes of packed state while the state is packed."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.end = weakref.finalize(self, keep_dtypes(optimizer))

@@ -1,7 +1,7 @@
-"""How a tensor of float32 is kept in fewer bytes: each format in plain torch.
+"""Formats that store a tensor of float32 in fewer bytes, each in plain torch.
 
-A format's two functions are its definition. Eager runs them as they are, and a compiled
-step traces them, so that its kernel has their bits.
+The two functions of a format define it. Eager runs them as they are. A compiled step
+traces them, so its kernel has their bits.
 """
 
 from __future__ import annotations
@@ -16,48 +16,50 @@ from ..ir.blocks import SIZES
 from .narrow import USUAL, Dynamic, Float8, ScaledFloat8
 from .ops import index_like
 
-#: The packed tensors of one tensor, by the name of the part; "" is the first part.
+#: Packed tensors of one tensor, by the name of the part; "" is the first part.
 Parts = Mapping[str, torch.Tensor]
 WIDE = torch.float32
 
 
 class Format(Protocol):
-    """How tensors of float32 are kept. `name`: as a user writes it."""
+    """Storage format of tensors of float32. `name` is the name in the option."""
 
     name: str
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """Why a tensor cannot be kept so, or ""."""
+        """Return the reason why the format cannot store a tensor, or ""."""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """Packed tensors for one like `wide`, with any contents; `number`: of the
-        tensor among all that an optimizer packs.
+        """Return packed tensors for one like `wide`, with any contents. `number` is the
+        tensor's index among all tensors that an optimizer packs.
         """
 
     def unpack(self, parts: Parts) -> torch.Tensor:
-        """The tensor of float32 that the packed ones stand for."""
+        """Return the tensor of float32 for its packed tensors."""
 
     def pack(self, wide: torch.Tensor, parts: Parts) -> None:
         """Write a tensor of float32 to its packed ones."""
 
 
 class Cast:
-    """Kept in a smaller type of float; torch rounds to the nearest, ties to even."""
+    """Store a smaller type of float; torch rounds to the nearest, ties to even."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self.dtype = dtype
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """Casts keep any tensor."""
+        """Return ""; a cast stores any tensor."""
         return ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """One tensor of the format's dtype, with the sizes and strides of `wide`."""
+        """Return one tensor of the format's dtype, with the sizes and strides of
+        `wide`.
+        """
         return {"": torch.empty_like(wide, dtype=self.dtype)}
 
     def unpack(self, parts: Parts) -> torch.Tensor:
-        """Exact: each number of the smaller type is one of float32."""
+        """Unpack exactly: each number of the smaller type is a float32."""
         return parts[""].to(WIDE)
 
     def pack(self, wide: torch.Tensor, parts: Parts) -> None:
@@ -66,34 +68,34 @@ class Cast:
 
 
 class StochasticBFloat16:
-    """Kept in bfloat16, rounded up or down by chance: the mean is the exact number.
+    """Store bfloat16, rounded up or down by chance, so that the mean is exact.
 
-    The part `draw` counts the tensor's roundings; it and an element's number decide the
-    element's chance. So a run is repeated from a checkpoint bit for bit, whatever
-    threads and chunks compute it.
+    The part `draw` counts the tensor's roundings. An element's chance depends on `draw`
+    and on the element's index alone. So a run from a checkpoint repeats bit for bit,
+    with any number of threads and any chunks.
     """
 
     name = "bf16-stochastic"
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """Elements are numbered in 31 bits."""
+        """Return a reason where the indices of elements need more than 31 bits."""
         return "it has 2**31 elements or more" if wide.numel() >= 2**31 else ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """A tensor of bfloat16, and the count: an int64 without dimensions, which
-        begins elsewhere for each tensor.
+        """Return a tensor of bfloat16 and the count. The count is an int64 without
+        dimensions; its first value differs between tensors.
         """
         first = (number * 0x9E3779B1) % 2**31
         draw = torch.tensor(first, dtype=torch.int64, device=wide.device)
         return {"": torch.empty_like(wide, dtype=torch.bfloat16), "draw": draw}
 
     def unpack(self, parts: Parts) -> torch.Tensor:
-        """Exact."""
+        """Unpack exactly."""
         return parts[""].to(WIDE)
 
     def pack(self, wide: torch.Tensor, parts: Parts) -> None:
-        """Add 16 random bits below those that are kept, and cut off the sum. What is
-        not finite is cast.
+        """Add 16 random bits below the stored bits, and truncate the sum. Cast a number
+        that is not finite.
         """
         chance = _random_bits(index_like(parts[""]), parts["draw"]) & 0xFFFF
         bits = (wide.view(torch.int32) + chance) & -0x10000
@@ -103,31 +105,32 @@ class StochasticBFloat16:
 
 
 class Split:
-    """Kept in two halves: the nearest bfloat16, and the 16 bits that it lacks.
+    """Store two halves: the nearest bfloat16, and the 16 bits that it lacks.
 
-    The bits of float32 are those of the first part, moved 16 places up, plus the second
-    part, an int16. So both are 32 bits together, the first part is a bfloat16 by
-    itself, and nothing is lost but the kind of a NaN. Ties round away from zero.
+    Move the first part 16 places up and add the second part, an int16: the sum has the
+    bits of the float32. So both parts have 32 bits together, and the first one is a
+    bfloat16 by itself. Nothing is lost but the kind of a NaN. Ties round away from
+    zero.
     """
 
     name = "split"
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """It keeps any tensor."""
+        """Return ""; two halves store any tensor."""
         return ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """A tensor of bfloat16 and one of int16."""
+        """Return a tensor of bfloat16 and one of int16."""
         halves = {"": torch.bfloat16, "low": torch.int16}
         return {x: torch.empty_like(wide, dtype=t) for x, t in halves.items()}
 
     def unpack(self, parts: Parts) -> torch.Tensor:
-        """Exact."""
+        """Unpack exactly."""
         high = parts[""].view(torch.int16).to(torch.int32) << 16
         return (high + parts["low"].to(torch.int32)).view(WIDE)
 
     def pack(self, wide: torch.Tensor, parts: Parts) -> None:
-        """Exact, but for the kind of a NaN, which becomes a quiet one."""
+        """Pack exactly, except that a NaN becomes a quiet one."""
         bits = wide.view(torch.int32)
         high = torch.where(wide == wide, (bits + 0x8000) >> 16, (bits >> 16) | 0x40)
         parts[""].copy_(high.to(torch.int16).view(torch.bfloat16))
@@ -135,10 +138,10 @@ class Split:
 
 
 def _random_bits(index: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """32 bits for each element of a draw: a counter, mixed.
+    """Return 32 bits for each element of a draw: a counter, mixed.
 
-    The mixing is `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018);
-    shifts of int32 copy the sign, which is masked off.
+    The mixing is `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018).
+    Shifts of int32 copy the sign; a mask removes it.
     """
     x = (index * -0x61C88647) ^ (draw.to(torch.int32) * 0x3C6EF372)
     x = x ^ ((x >> 16) & 0xFFFF)
@@ -148,7 +151,7 @@ def _random_bits(index: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-#: Formats of blocks, by what stands before the number of elements of a block.
+#: Formats of blocks, by the name before the number of elements of a block.
 BLOCKS: dict[str, Callable[[str, int], Format]] = {
     "8bit": lambda name, size: Dynamic(name, size, None),
     "8bit-signed": lambda name, size: Dynamic(name, size, 1),
@@ -164,7 +167,7 @@ def _in_blocks() -> Iterator[Format]:
             yield make(f"{name}/{size}", size)
 
 
-#: By name. `8bit` is `8bit/256`.
+#: All formats. `8bit` is `8bit/256`.
 _ALL: tuple[Format, ...] = (
     Cast("bf16", torch.bfloat16),
     Cast("fp16", torch.float16),
@@ -178,7 +181,7 @@ FORMATS: dict[str, Format] = {x.name: x for x in _ALL}
 
 
 def format_named(name: object) -> Format:
-    """The format with this name. Raises UnsupportedInput."""
+    """Return the format with this name. Raises UnsupportedInput."""
     if isinstance(name, str) and name.startswith("8bit") and "/" not in name:
         name = f"{name}/{USUAL}"
     if isinstance(name, str) and name in FORMATS:

@@ -1,8 +1,8 @@
-"""The state of one optimizer, packed at rest.
+"""Pack the state of one optimizer at rest.
 
 Between steps a lane's state has only packed tensors. Within a compiled step it also has
-the unpacked ones, the same objects each time, which have no memory (see
-`replicate/packed.py`). Within a step in eager these have contents.
+the unpacked ones. These are the same objects each time and have no memory (see
+`replicate/packed.py`). Within a step in eager they have contents.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _State = dict[str, Any]
 
 
 class _Lane(NamedTuple):
-    """A parameter and its state. `packed`: as of `packed_in`; `hollow`: by key, the
-    unpacked tensors without memory.
+    """Parameter and its state. `packed` is the result of `packed_in`; `hollow` has the
+    unpacked tensors without memory, by key.
     """
 
     param: torch.Tensor
@@ -45,8 +45,8 @@ class _Lane(NamedTuple):
             self.state[target] = form.unpack(parts_of(self.state, keys))
 
     def pack(self) -> None:
-        """Pack them, and remove them. One that has got another layout stays unpacked,
-        and the packed one goes.
+        """Pack the unpacked tensors and remove them. A tensor with a new layout stays
+        unpacked, and its packed one is removed.
         """
         for target, (form, keys) in self.packed.items():
             value, like = self.state.get(target), self.hollow[target]
@@ -61,7 +61,7 @@ class _Lane(NamedTuple):
 
 
 class Kept:
-    """The packed state of an optimizer, as a rule wants it."""
+    """Packed state of an optimizer, as a rule chooses it."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -69,17 +69,17 @@ class Kept:
         self._states: list[_State] = []
         self._hollow: list[dict[str, torch.Tensor]] = []
         self._sizes: list[int] = []
-        #: (key, the states that have it packed), and the same of packed tensors
+        #: (key, the states with this packed key), and the same for packed tensors
         self._keys: list[tuple[str, list[_State]]] = []
         self._packed_keys: list[tuple[str, list[_State]]] = []
-        #: how many tensors were ever packed
+        #: the number of tensors packed so far
         self._n = 0
         self._told = False
 
     def pack_new(self, optimizer: Optimizer) -> None:
-        """Pack what is not packed yet: state that was made, loaded or assigned.
+        """Pack the state that was made, loaded or assigned since the last call.
 
-        Raises UnsupportedInput; then the state is as it was.
+        Raises UnsupportedInput, and then leaves the state unchanged.
         """
         if self._holds(optimizer):
             return
@@ -107,7 +107,9 @@ class Kept:
 
     @torch.no_grad()
     def _packed(self, param: torch.Tensor, state: Any, name: str | None) -> _State:
-        """A state as the rule wants it: the same object if it is so."""
+        """Return a state packed by the rule: the same object if it is packed so
+        already.
+        """
         if type(state) is not dict:
             raise UnsupportedInput("storage: the state of a parameter is no dict")
         former = packed_in(state)
@@ -135,7 +137,7 @@ class Kept:
         return state if [*packed] == [*state] else packed
 
     def _tell_of_unknown_keys(self, states: list[_State]) -> None:
-        """Warn, once, of keys that the user names and no state has."""
+        """Warn, once, about keys that the user names and no state has."""
         known = {key for state in states for key in (*state, *packed_in(state))}
         unknown = [key for key in self.rule.keys if key not in known]
         if unknown and any(states) and not self._told:
@@ -148,13 +150,13 @@ class Kept:
             )
 
     def restore(self, optimizer: Optimizer) -> None:
-        """Unpack all of the state, for good."""
+        """Unpack all of the state for good."""
         self._states = []
         states = [*optimizer.state.values()]
         _replace(states, [full_precision(state) for state in states])
 
     def _holds(self, optimizer: Optimizer) -> bool:
-        """Has each lane the state that it had, all of it packed?"""
+        """Has each lane the same state as before, all of it packed?"""
         state = optimizer.state
         return (
             len(state) == len(self._states)
@@ -166,7 +168,7 @@ class Kept:
 
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:
-        """Within, the state has the unpacked tensors too, without memory."""
+        """Add the unpacked tensors, without memory, to the state within the context."""
         drop = functools.partial(self._drop, [*self._keys])
         try:
             _each(dict.update, self._states, self._hollow)
@@ -175,7 +177,7 @@ class Kept:
             try:
                 drop()
             finally:
-                drop()  # an interrupt may have come before the first
+                drop()  # an interrupt may come before the first one is added
 
     @staticmethod
     def _drop(keys: Sequence[tuple[str, list[_State]]]) -> None:
@@ -185,11 +187,11 @@ class Kept:
 
     @contextlib.contextmanager
     def unpacked(self, every: bool) -> Iterator[None]:
-        """Within, the state has the unpacked tensors of all lanes that have a gradient;
-        `every`: those of all lanes.
+        """Unpack the state of all lanes that have a gradient within the context.
+        `every` adds the other lanes.
         """
         lanes = [x for x in self._lanes if every or x.param.grad is not None]
-        self._states = []  # the next call looks at all of it
+        self._states = []  # the next call checks all states
         try:
             with torch.no_grad():
                 for lane in lanes:
@@ -202,7 +204,7 @@ class Kept:
 
 
 def _replace(states: Sequence[_State], news: Sequence[_State]) -> None:
-    """Give states new contents, all of them in one C call, which no signal cuts off."""
+    """Replace the contents of states in one C call, which no signal interrupts."""
     calls: list[Callable[[], object]] = []
     for state, new in zip(states, news, strict=True):
         if new is not state:
@@ -217,7 +219,9 @@ def _each(function: Callable[..., Any], *columns: Any) -> None:
 
 
 def _is_hollow(t: Any) -> bool:
-    """Has a tensor elements, and no memory? An interrupted step may leave such ones."""
+    """Has a tensor elements, but no memory? An interrupted step may leave such
+    tensors.
+    """
     return (
         isinstance(t, torch.Tensor)
         and bool(t.numel())
@@ -228,7 +232,9 @@ def _is_hollow(t: Any) -> bool:
 def _lane(
     param: torch.Tensor, state: _State, former: Mapping[str, torch.Tensor]
 ) -> _Lane:
-    """A lane with its present state; the former tensors without memory, if they fit."""
+    """Return a lane with its present state. Reuse the former tensors without memory if
+    they fit.
+    """
     packed = packed_in(state)
     hollow = {}
     for target, (_, keys) in packed.items():

@@ -10,11 +10,11 @@ from ..ir.blocks import count
 from ..ir.tables import DYNAMIC, E4M3, E5M2
 from .ops import block_first_, block_largest, block_least, lookup, search, spread
 
-#: Elements of a block where a name gives no number.
+#: Elements of a block, where a name gives no number.
 USUAL = 256
-#: No scale is smaller.
+#: The least scale.
 LEAST = 1e-12
-#: The table of a float of 8 bits, and its largest number.
+#: The table of each float of 8 bits, and its largest number.
 FLOATS = {
     torch.float8_e4m3fn: (E4M3, 448.0),
     torch.float8_e5m2: (E5M2, 57344.0),
@@ -24,8 +24,8 @@ _SINGLE = "it has fewer than two elements"
 
 
 def _codes_of(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bits of float32 as a float of 8 bits: int32. Ties go to even; what is too
-    large for e4m3fn becomes its largest number, for e5m2 infinity.
+    """Return the bits of float32 as a float of 8 bits, in int32. Ties go to even. A
+    number beyond the type becomes the largest number for e4m3fn, infinity for e5m2.
     """
     size = wide.abs()
     code = search(size, torch.zeros_like(size, dtype=torch.int32), FLOATS[dtype][0])
@@ -34,31 +34,31 @@ def _codes_of(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _numbers_of(codes: torch.Tensor) -> torch.Tensor:
-    """The float32 of floats of 8 bits."""
+    """Return the float32 numbers of floats of 8 bits."""
     bits = codes.view(torch.uint8).to(torch.int32)
     numbers: torch.Tensor = lookup(bits, torch.zeros_like(bits), FLOATS[codes.dtype][0])
     return numbers
 
 
 class Dynamic:
-    """Kept in codes of 8 bits, and a scale for each block of `size` elements: the
-    dynamic block-wise quantization of T. Dettmers and others (arXiv 2110.02861), with
-    the numbers of torchao.
+    """Store codes of 8 bits, and a scale for each block of `size` elements.
 
-    Two maps have 256 numbers each, one of them none below 0. `part`: 0 takes that one,
-    1 the other, None for each block that which fits it; the sign of its scale says
-    which. With 0, what is below 0 becomes 0.
+    This is the dynamic block-wise quantization of T. Dettmers and others (arXiv
+    2110.02861), with the numbers of torchao. Each of the two maps has 256 numbers; one
+    of them has no negative numbers. `part` 0 takes that map and 1 the other one. With
+    None each block takes the map that fits it; the sign of its scale encodes the
+    choice. With 0, negative numbers become 0.
     """
 
     def __init__(self, name: str, size: int, part: int | None) -> None:
         self.name, self.size, self.part = name, size, part
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """It keeps any tensor that can have blocks."""
+        """Return a reason for a tensor that cannot have blocks, else ""."""
         return _SINGLE if wide.numel() < 2 else ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """A tensor of uint8, and float32 scales [blocks]."""
+        """Return a tensor of uint8, and float32 scales [blocks]."""
         scale = wide.new_empty(count(wide.numel(), self.size))
         return {"": torch.empty_like(wide, dtype=torch.uint8), "scale": scale}
 
@@ -68,7 +68,7 @@ class Dynamic:
         return torch.full_like(below, self.part, dtype=torch.int32)
 
     def unpack(self, parts: _Parts) -> torch.Tensor:
-        """A number of the map times the scale."""
+        """Multiply a number of the map by the scale."""
         codes = parts[""]
         scale = spread(parts["scale"], list(codes.shape), self.size)
         part = self._part(scale < 0)
@@ -77,8 +77,8 @@ class Dynamic:
         return numbers * size
 
     def pack(self, wide: torch.Tensor, parts: _Parts) -> None:
-        """The nearest number of the map, of two the upper one. A number that is not
-        finite spoils its block.
+        """Store the nearest number of the map; of two, the upper one. A number that is
+        not finite spoils its block.
         """
         scale = block_largest(wide.abs(), self.size).clamp(min=LEAST)
         below = block_least(wide, self.size) < 0
@@ -89,23 +89,23 @@ class Dynamic:
 
 
 class Float8:
-    """Kept in a float of 8 bits, as torch casts; what is too large for e4m3fn becomes
-    its largest number, as in torch since 2.13.
+    """Store a float of 8 bits, as torch casts. A number beyond e4m3fn becomes its
+    largest number, as in torch since 2.13.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name, self.dtype = name, dtype
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """It keeps any tensor."""
+        """Return ""; the cast stores any tensor."""
         return ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """One tensor of the format's dtype."""
+        """Return one tensor of the format's dtype."""
         return {"": torch.empty_like(wide, dtype=self.dtype)}
 
     def unpack(self, parts: _Parts) -> torch.Tensor:
-        """Exact."""
+        """Unpack exactly."""
         return _numbers_of(parts[""])
 
     def pack(self, wide: torch.Tensor, parts: _Parts) -> None:
@@ -114,8 +114,9 @@ class Float8:
 
 
 class ScaledFloat8(Float8):
-    """Kept in a float of 8 bits, divided by a scale for each block of `size` elements
-    that brings the block's largest to the largest of the type, as torchao does.
+    """Store a float of 8 bits, divided by a scale for each block of `size` elements.
+
+    The scale maps the block's largest number to the largest of the type, as in torchao.
     """
 
     def __init__(self, name: str, dtype: torch.dtype, size: int) -> None:
@@ -123,16 +124,16 @@ class ScaledFloat8(Float8):
         self.size = size
 
     def refusal(self, wide: torch.Tensor) -> str:
-        """It keeps any tensor that can have blocks."""
+        """Return a reason for a tensor that cannot have blocks, else ""."""
         return _SINGLE if wide.numel() < 2 else ""
 
     def empty(self, wide: torch.Tensor, number: int) -> dict[str, torch.Tensor]:
-        """A tensor of the format's dtype, and float32 scales [blocks]."""
+        """Return a tensor of the format's dtype, and float32 scales [blocks]."""
         scale = wide.new_empty(count(wide.numel(), self.size))
         return {**super().empty(wide, number), "scale": scale}
 
     def unpack(self, parts: _Parts) -> torch.Tensor:
-        """A number of the type times the scale."""
+        """Multiply a number of the type by the scale."""
         codes = parts[""]
         scale: torch.Tensor = spread(parts["scale"], list(codes.shape), self.size)
         return _numbers_of(codes) * scale

@@ -1,6 +1,6 @@
-"""Ops that formats need and torch lacks, as custom ops, which a step can trace.
+"""Custom ops that formats need and torch lacks; a step can trace them.
 
-Blocks are so many neighbours of a contiguous tensor; the last one may have fewer.
+A block has `size` neighbours of a contiguous tensor; the last one may have fewer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..ir.tables import TABLES
 
 @custom_op("fuseopt::index_like", mutates_args=())
 def index_like(t: torch.Tensor) -> torch.Tensor:
-    """The number of each element of a contiguous tensor: int32, of its shape.
+    """Return the index of each element of a contiguous tensor: int32, of its shape.
 
     Raises RuntimeError for a tensor that is not contiguous.
     """
@@ -40,7 +40,7 @@ def _spread(t: torch.Tensor, shape: list[int], size: int) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor, size: int, filler: float) -> torch.Tensor:
-    """A row for each block."""
+    """Return a row for each block."""
     missing = count(x.numel(), size) * size - x.numel()
     flat = torch.nn.functional.pad(x.reshape(-1), (0, missing), value=filler)
     return flat.view(-1, size)
@@ -48,19 +48,25 @@ def _rows(x: torch.Tensor, size: int, filler: float) -> torch.Tensor:
 
 @custom_op("fuseopt::spread", mutates_args=())
 def spread(t: torch.Tensor, shape: list[int], size: int) -> torch.Tensor:
-    """A number of each block [blocks] -> of each element of a tensor of this shape."""
+    """Return for each element of a tensor of this shape the number of its block, of t
+    [blocks].
+    """
     return _spread(t, shape, size)
 
 
 @custom_op("fuseopt::block_largest", mutates_args=())
 def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The largest number of each element's block, of the shape of x; NaN if one is."""
+    """Return the largest number of each element's block, of the shape of x; NaN if the
+    block has a NaN.
+    """
     return _spread(_rows(x, size, -torch.inf).amax(1), list(x.shape), size)
 
 
 @custom_op("fuseopt::block_least", mutates_args=())
 def block_least(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The least number of each element's block, of the shape of x; NaN if one is."""
+    """Return the least number of each element's block, of the shape of x; NaN if the
+    block has a NaN.
+    """
     return _spread(_rows(x, size, torch.inf).amin(1), list(x.shape), size)
 
 
@@ -98,16 +104,17 @@ def block_first_(t: torch.Tensor, x: torch.Tensor, size: int) -> None:
 
 @custom_op("fuseopt::lookup", mutates_args=())
 def lookup(code: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
-    """The value of each code in a part of a table: int32, int32 -> float32."""
+    """Return the value of each code in a part of a table: int32, int32 -> float32."""
     values = torch.tensor(TABLES[table].values, device=code.device)
     return values[part.long(), code.long()]
 
 
 @custom_op("fuseopt::search", mutates_args=())
 def search(x: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
-    """The code of each number, by a part of a table; 0 of NaN: float32, int32 -> int32.
+    """Return the code of each number in a part of a table; 0 for NaN: float32, int32 ->
+    int32.
 
-    Raises RuntimeError for a part that the table has not.
+    Raises RuntimeError for a part that the table lacks.
     """
     codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
     for k, steps in enumerate(TABLES[table].steps):

@@ -1,9 +1,10 @@
-"""Which tensors of a lane are packed, and under which keys of its state they are kept.
+"""Keys of a lane's packed tensors in its state.
 
-A tensor of the state `exp_avg` that is kept in bfloat16 has the key `exp_avg@bf16`. A
-format of several parts adds a key for each: `exp_avg@bf16-stochastic.draw`. Three keys
-stand for tensors that are no state, while a step runs: a parameter (PARAM), a gradient
-(GRAD), which is only unpacked, and a copy of the parameter (COPY), only packed.
+A tensor of the state `exp_avg` that is stored in bfloat16 has the key `exp_avg@bf16`. A
+format of several parts adds a key for each: `exp_avg@bf16-stochastic.draw`. While a
+step runs, three keys stand for tensors outside the state. These are a parameter
+(PARAM), a gradient (GRAD), which is only unpacked, and a copy of the parameter (COPY),
+which is only packed.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ State = Mapping[str, Any]
 
 
 def key_of(target: str, form: Format, part: str = "") -> str:
-    """The key under which a part of a packed tensor is kept."""
+    """Return the key of a part of a packed tensor."""
     return f"{target}{_AT}{form.name}" + (f".{part}" if part else "")
 
 
 def packed_in(state: State) -> dict[str, tuple[Format, dict[str, str]]]:
-    """The packed tensors of a lane, by the key that they have unpacked: the format, and
-    the key of each part.
+    """Return the packed tensors of a lane, by their unpacked key: the format, and the
+    key of each part.
     """
     found: dict[str, tuple[Format, dict[str, str]]] = {}
     for key in state:
@@ -40,7 +41,7 @@ def packed_in(state: State) -> dict[str, tuple[Format, dict[str, str]]]:
 
 
 def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
-    """The packed tensors under these keys, by part."""
+    """Return the packed tensors under these keys, by part."""
     return {part: state[key] for part, key in keys.items()}
 
 
@@ -48,8 +49,8 @@ def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
 def full_precision(
     state: State, targets: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """The same state with these targets unpacked, in the places of their first parts;
-    None: all of them.
+    """Return the same state with these targets unpacked, in the places of their first
+    parts. None unpacks all of them.
     """
     chosen = {
         keys[""]: (target, form, keys)
@@ -68,12 +69,12 @@ def full_precision(
 
 
 def like_unpacked(parts: Parts) -> torch.Tensor:
-    """A tensor of float32 like the one that is packed, without contents."""
+    """Return a tensor of float32 like the packed one, without contents."""
     return torch.empty_like(parts[""], dtype=WIDE)
 
 
 def unpacked_in(param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
-    """The tensors of a lane into which its packed ones are unpacked, by target."""
+    """Return the tensors of a lane that hold its unpacked state, by target."""
     own = {PARAM: param, GRAD: param.grad}
     targets = [x for x in packed_in(state) if x != COPY]
     found = {x: own[x] if x in own else state[x] for x in targets}
@@ -81,7 +82,7 @@ def unpacked_in(param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
 
 
 class LanePacking:
-    """The packing of an optimizer's lanes; see `Packing` in replicate."""
+    """Packing of an optimizer's lanes; see `Packing` in replicate."""
 
     def __init__(self) -> None:
         def unpack(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -101,8 +102,8 @@ class LanePacking:
         self.unpack, self.pack = unpack, pack
 
     def of(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
-        """The tensors of a lane to be handed to `unpack` and `pack`: by key the packed
-        ones, by target those that have memory.
+        """Return the tensors of a lane for `unpack` and `pack`: the packed ones by key,
+        those with memory by target.
         """
         packed = packed_in(state)
         keys = (key for _, of_one in packed.values() for key in of_one.values())
@@ -110,5 +111,5 @@ class LanePacking:
         return {**{key: state[key] for key in keys}, **copied}
 
     def unpacked(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
-        """The tensors of a lane without memory, by target."""
+        """Return the tensors of a lane without memory, by target."""
         return unpacked_in(param, state)

@@ -1,4 +1,4 @@
-"""What a user wants packed: which tensors of the state, in which format."""
+"""Rule of a user's option `storage`: a format for each tensor of the state."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.optim import Optimizer
 from ..errors import UnsupportedInput
 from .formats import WIDE, Format, format_named
 
-#: Elements of a parameter from which on its state is kept in formats of blocks, where
-#: a user says nothing else: as in bitsandbytes and torchao.
+#: Least elements of a parameter for formats of blocks, unless a user gives a number.
+#: bitsandbytes and torchao have the same one.
 USUAL_LEAST = 4096
-#: The name of no format: the state stays as it is.
+#: Name in place of a format that leaves the state unpacked.
 PLAIN = "fp32"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """One choice of a format, for the option `storage`; of a list of them, the first
-    one that fits a tensor counts.
+    """Choice of a format, for the option `storage`. In a list of choices, the first one
+    that fits a tensor counts.
 
-    `format`: its name; "fp32" leaves the tensor as it is. `keys`: of the state, None:
-    all. `names`: of parameters, patterns as of `fnmatch` or a function of the name;
-    None: all. `least`: elements that the parameter has at least; None: 4096 for formats
-    with blocks, else 0.
+    `format` is the name of a format; "fp32" leaves the tensor unpacked. `keys` are keys
+    of the state; None means all. `names` selects parameters, by patterns of `fnmatch`
+    or a function of the name; None means all. `least` is the least number of elements
+    of the parameter. None means 4096 for formats with blocks, else 0.
     """
 
     format: str
@@ -39,7 +39,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Choice:
-    """A Storage, read. `keys`: None for all; `named`: does it ask for names?"""
+    """Parsed Storage. `keys` is None for all; `named` is true if it selects by
+    names.
+    """
 
     form: Format | None
     keys: tuple[str, ...] | None
@@ -47,7 +49,7 @@ class Choice:
     least: int
 
     def fits(self, key: str, name: str | None, numel: int) -> bool:
-        """Does it choose for an entry of the state of a parameter?"""
+        """Does the choice fit an entry of the state of a parameter?"""
         if self.keys is not None and key not in self.keys:
             return False
         if numel < self.least:
@@ -57,19 +59,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """Which tensors of the state are packed: the first of `choices` that fits counts.
-    Only tensors of float32 with the sizes and strides of their parameter are packed.
+    """Choices of formats for tensors of the state; the first of `choices` that fits
+    counts. A packed tensor has type float32, and the sizes and strides of its
+    parameter.
     """
 
     choices: tuple[Choice, ...] = ()
 
     @property
     def keys(self) -> list[str]:
-        """The keys that a user names."""
+        """Return the keys that the user names."""
         return [key for x in self.choices for key in x.keys or ()]
 
     def names(self, optimizer: Optimizer) -> Mapping[torch.Tensor, str]:
-        """The names of an optimizer's parameters, if a choice asks for them.
+        """Return the names of an optimizer's parameters, if a choice selects by names.
 
         Raises UnsupportedInput where they have none.
         """
@@ -86,15 +89,16 @@ class Rule:
         return found
 
     def wanted(self, key: str, param: torch.Tensor, name: str | None) -> Choice | None:
-        """The choice for a key of a parameter's state."""
+        """Return the choice for a key of a parameter's state."""
         numel = param.numel()
         return next((x for x in self.choices if x.fits(key, name, numel)), None)
 
     def of(
         self, key: str, value: Any, param: torch.Tensor, name: str | None = None
     ) -> Format | None:
-        """The format for an entry of a parameter's state; None if it is not packed.
-        Raises UnsupportedInput where the user names a key that cannot be packed.
+        """Return the format for an entry of a parameter's state; None leaves it
+        unpacked. Raises UnsupportedInput where the user names a key that cannot be
+        packed.
         """
         choice = self.wanted(key, param, name)
         form = None if choice is None else choice.form
@@ -119,10 +123,10 @@ def _refusal(value: torch.Tensor, param: torch.Tensor) -> str:
 
 
 def rule_of(storage: Any) -> Rule:
-    """The rule for the option `storage`: a format for all, a Storage, formats by key,
-    or a list of Storages.
+    """Return the rule for the option `storage`: a format for all tensors, a Storage,
+    formats by key, or a list of Storages.
 
-    Raises UnsupportedInput for anything else.
+    Raises UnsupportedInput for any other value.
     """
     if isinstance(storage, Mapping):
         for key in storage:
@@ -153,7 +157,7 @@ def _choice(x: Storage) -> Choice:
 
 
 def _names(names: Any) -> Callable[[str], bool] | None:
-    """A function that says whether a name is one of these."""
+    """Return a function that checks whether a name is one of these."""
     if names is None:
         return None
     if callable(names):

@@ -1,4 +1,4 @@
-"""The step of an optimizer whose state is packed."""
+"""Step an optimizer whose state is packed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from .rule import Rule
 
 
 class Beside(Protocol):
-    """What else of an optimizer's lanes is packed while it steps."""
+    """Other packed tensors of an optimizer's lanes while it steps."""
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
-        """Within, it is part of the state, and unpacked tensors have no memory."""
+        """Add the tensors to the state within the context; unpacked ones have no
+        memory.
+        """
 
     def unpacked(self) -> contextlib.AbstractContextManager[None]:
-        """Within, it is unpacked."""
+        """Unpack the tensors within the context."""
 
 
 class Nothing:
-    """Nothing else is packed."""
+    """Pack no other tensors."""
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
         """See Beside."""
@@ -38,9 +40,10 @@ class Nothing:
 
 
 class Stored:
-    """The step of one optimizer, whose state is packed by a rule.
+    """Step of one optimizer, whose state a rule packs.
 
-    The first step of a parameter makes its state, in eager, and packs it then.
+    The first step of a parameter runs in eager. It makes the state, which is packed
+    then.
     """
 
     def __init__(
@@ -80,8 +83,9 @@ class Stored:
     def step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> str | None:
-        """Do one step. Returns None, or the reason why nothing was done: "" in a
-        parameter's first step, and where Dynamo is told to compile nothing.
+        """Do one step. Return None, or the reason why nothing was done. The reason is
+        "" in a parameter's first step, and where the user's stance forbids Dynamo to
+        compile.
 
         `make(backend)` compiles the step's function.
         """
@@ -94,12 +98,12 @@ class Stored:
         with self.beside.hollow(), self.kept.hollow():
             done = self.few.step(optimizer, make)
         if len(optimizer.state) != n_states:
-            self.kept.pack_new(optimizer)  # the step has made some
+            self.kept.pack_new(optimizer)  # the step may make new state
         return None if done else self.few.why
 
     def in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the step's function with its state unpacked. The first argument is the
-        optimizer; with others, parameters may get a gradient within.
+        optimizer. With more arguments, parameters may get a gradient within the call.
         """
         optimizer = args[0]
         self.kept.pack_new(optimizer)
@@ -111,7 +115,7 @@ class Stored:
         return result
 
     def _begins(self, optimizer: Optimizer) -> bool:
-        """Has a parameter a gradient that has not stepped, and has no state?"""
+        """Has a parameter without state a gradient, and has it not stepped yet?"""
         ready = (p for p in _with_gradients(optimizer) if id(p) not in self._begun)
         return any(p not in optimizer.state for p in ready)
 

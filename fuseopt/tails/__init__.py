@@ -1,1 +1,1 @@
-"""The whole tail of a training step, of which the optimizer's step is one part."""
+"""Run the whole tail of a training step, of which the optimizer's step is one part."""

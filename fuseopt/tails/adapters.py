@@ -1,11 +1,12 @@
-"""Averages of other packages: their tensors, and their own update method, traced.
+"""Averages of other packages: their tensors, and their update method, traced.
 
-No formula is known here. Dynamo traces the object's own update on a stand-in, which has
+This module has no formula. Dynamo traces the object's update on a stand-in, which has
 the object's tensors and the methods of its class. Anything else that the update uses
-ends the trace, and the update is called untraced.
+ends the trace; then the update is called untraced.
 
-Two attributes of the host are known by name: the decay, for which the object itself is
-asked before, and the number of updates, which the stand-in can only increase by one.
+Only two attributes of the host have names here. The first is the decay, which the
+object computes before the trace. The second is the number of updates, which the
+stand-in can only increase by one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import torch
 from ..shadow.whole import NotTraced
 
 Tensors = list[torch.Tensor]
-#: The attribute with the averages, by which a kind of object is recognized, and the
-#: name of its update method, which takes a module for "module", else a list.
+#: The attribute with the averages, which identifies a kind of object, and the name of
+#: its update method. That method takes a module for "module", else a list.
 KINDS = (("module", "update"), ("shadow_params", "step"))
-#: The attributes with the number of updates and the decay of the last update.
+#: Attributes with the number of updates and the decay of the last update.
 COUNTER, DECIDED = "optimization_step", "cur_decay_value"
 #: Types of other attributes, which a stand-in has with the same values.
 _CONSTANTS = (bool, int, float, str, type(None), torch.device, torch.dtype)
 
 
 def kind_of(candidate: Any) -> tuple[str, str] | None:
-    """The entry of KINDS for an object; None if it is not an average."""
+    """Return the entry of KINDS for an object; None if it is not an average."""
     for attribute, method in KINDS:
         function = getattr(type(candidate), method, None)
         if hasattr(candidate, attribute) and isinstance(function, FunctionType):
@@ -39,7 +40,7 @@ def kind_of(candidate: Any) -> tuple[str, str] | None:
 
 
 class Count:
-    """A number of which only the successor is known, `following`."""
+    """Number with only one operation: `following` is its successor."""
 
     def __init__(self, following: Count | None = None) -> None:
         self.following = following
@@ -59,8 +60,8 @@ class Count:
 
 
 class ModuleTensors:
-    """A stand-in of a module that has only its tensors. Raises NotTraced if the state
-    dict of the module has others.
+    """Stand-in of a module that has only its tensors. Raises NotTraced if the state
+    dict of the module has other values.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -72,15 +73,15 @@ class ModuleTensors:
             raise NotTraced("a module has state besides its tensors")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The detached tensors, as of a module."""
+        """Return the detached tensors, as a module does."""
         return {key: t.detach() for key, t in self.state.items()}
 
     def parameters(self) -> Tensors:
-        """The parameters, as a list where a module has a generator."""
+        """Return the parameters, as a list where a module has a generator."""
         return self.params
 
     def buffers(self) -> Tensors:
-        """The buffers, as a list."""
+        """Return the buffers, as a list."""
         return self.others
 
     def __getattr__(self, name: str) -> Any:
@@ -88,8 +89,8 @@ class ModuleTensors:
 
 
 class StandIn:
-    """The stand-in of an object while its update is traced, with the object's tensors
-    and constants. `_fuseopt_done`: the attributes that the host must write afterwards.
+    """Stand-in of an object while its update is traced, with the object's tensors and
+    constants. `_fuseopt_done` has the attributes that the host must write afterwards.
     """
 
     _fuseopt_decay: Any
@@ -97,9 +98,7 @@ class StandIn:
     _fuseopt_done: dict[str, bool]
 
     def get_decay(self, step: Any = None) -> float:
-        """The decay that the object itself gave for this step. Raises NotTraced for
-        another step.
-        """
+        """Return the object's decay for this step. Raises NotTraced for other steps."""
         if step is not self._fuseopt_step:
             raise NotTraced("it reads the decay of a different step")
         decay: float = self._fuseopt_decay
@@ -121,8 +120,8 @@ class StandIn:
 
 
 def functions_of(kind: type) -> dict[str, Any]:
-    """The attributes of a class without those of `torch.nn.Module` and `object`. Raises
-    NotTraced for a class that overrides attribute access.
+    """Return the attributes of a class without those of `torch.nn.Module` and `object`.
+    Raises NotTraced for a class that overrides attribute access.
     """
     attributes: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -153,7 +152,7 @@ class Update:
             update(self.argument, step=self.step)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors that the update may write."""
+        """Yield all tensors that the update may write."""
         for value in vars(self.stand_in).values():
             if isinstance(value, torch.Tensor):
                 yield value
@@ -164,7 +163,7 @@ class Update:
 
 
 class Average:
-    """An average of another package; `source`: a module, or a list of parameters."""
+    """Average of another package; `source` is a module, or a list of parameters."""
 
     def __init__(self, average: Any, source: Any) -> None:
         kind = kind_of(average)
@@ -190,7 +189,7 @@ class Average:
         getattr(self.average, self.method)(self._argument(), **keywords)
 
     def update(self, step: int | None) -> Update:
-        """One update in the form that Dynamo traces. Raises NotTraced if it cannot."""
+        """Return one update in the form that Dynamo traces. Raises NotTraced."""
         average, values = self.average, vars(self.average)
         if self.method in values or "get_decay" in values:
             raise NotTraced("an object replaced its class's methods")
@@ -225,7 +224,7 @@ class Average:
             values[DECIDED] = stand_in["_fuseopt_decay"]
 
     def _argument(self) -> Any:
-        """The argument of the update: a module or a list of parameters."""
+        """Return the argument of the update: a module or a list of parameters."""
         if self.attribute == "module" or isinstance(self.source, list):
             return self.source
         return list(self.source.parameters())
@@ -264,7 +263,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module, or a list."""
+    """Yield the tensors of a module, or a list."""
     if isinstance(value, torch.nn.Module):
         yield from value.parameters()
         yield from value.buffers()

@@ -1,4 +1,4 @@
-"""Adaptive clipping of gradients: each unit by the norm of its parameters.
+"""Clip gradients adaptively: each unit by the norm of its parameters.
 
 A unit computes one output: a row of a matrix, a filter of a convolution, the whole of a
 tensor with one dimension. (Brock and others, 2021.)
@@ -13,12 +13,12 @@ import torch
 from .arguments import checked_limit
 
 Tensors = list[torch.Tensor]
-#: The default of eps: smaller norms of parameters count as this one.
+#: Default of eps: smaller norms of parameters count as this one.
 EPS = 1e-3
 
 
 def checked_adaptive(option: Any) -> tuple[Any, Any] | None:
-    """The pair (factor, eps) of an option, or None. Raises ValueError."""
+    """Return the pair (factor, eps) of an option, or None. Raises ValueError."""
     if option is None:
         return None
     pair = option if isinstance(option, (tuple, list)) else (option, EPS)
@@ -31,8 +31,8 @@ def checked_adaptive(option: Any) -> tuple[Any, Any] | None:
 def adapt(
     params: Tensors, grads: Tensors, factor: Any, eps: Any, measured: Tensors
 ) -> None:
-    """Clip the gradients of parameters; traced, and in eager. `measured`: tensors equal
-    to the gradients, of which the norms are taken.
+    """Clip the gradients of parameters; traced, and in eager. The norms are those of
+    `measured`, tensors equal to the gradients.
     """
     for p, g, measured_grad in zip(params, grads, measured, strict=True):
         limit = unit_norms(p).clamp_(min=eps).mul_(factor)
@@ -42,7 +42,7 @@ def adapt(
 
 
 def unit_norms(x: torch.Tensor) -> torch.Tensor:
-    """The 2-norm of each unit, in a shape that broadcasts to that of the tensor."""
+    """Return the 2-norm of each unit, in a shape that broadcasts to the tensor's."""
     dims = tuple(range(1, x.dim())) or None
     norms: torch.Tensor = torch.linalg.vector_norm(x, dim=dims, keepdim=x.dim() > 1)
     return norms

@@ -1,8 +1,8 @@
 """Advise a `fuseopt.tail` that does the same as a function of the user.
 
-Nothing is run: the calls in the function's source are read, and the objects whose
-methods are called are looked up among its globals and in its closure. The advice has
-the user's own expressions.
+Nothing runs. The advice reads the calls in the function's source. It looks up the
+objects whose methods are called, in the function's globals and closure. It contains the
+user's own expressions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .clip import clip_grad_norm_
 
 NORM = (torch.nn.utils.clip_grad_norm_, clip_grad_norm_)
 VALUE = (torch.nn.utils.clip_grad_value_,)
-#: Methods of a GradScaler that are given an optimizer.
+#: Methods of a GradScaler that take an optimizer.
 OF_SCALER = ("unscale_", "step")
 
 
 class Advice:
-    """The arguments of the `fuseopt.tail` that does the same as a function."""
+    """Arguments of the `fuseopt.tail` that does the same as a function."""
 
     def __init__(self) -> None:
         #: the expressions for optimizers, in order, each once
@@ -36,7 +36,7 @@ class Advice:
         self.averages: list[str] = []
 
     def __str__(self) -> str:
-        """The call of `fuseopt.tail`; "" if the function does nothing but a step."""
+        """Return the call of `fuseopt.tail`; "" if the function does only a step."""
         if not self.optimizers or not (self.arguments or self.averages):
             return ""
         names = [*self.optimizers]
@@ -48,7 +48,7 @@ class Advice:
 
 
 def tail_of(function: Callable[..., Any]) -> Advice:
-    """The advice for a function; empty if it has no source."""
+    """Return the advice for a function; empty if it has no source."""
     advice = Advice()
     owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function))
@@ -107,7 +107,7 @@ def _note_clip(
 
 
 def _updates(owner: Any, method: str) -> bool:
-    """Is it the method that updates an average with the parameters it is given?"""
+    """Does the method update an average with the parameters it is given?"""
     if isinstance(owner, AveragedModel):
         return method == "update_parameters"
     kind = None if owner is None else kind_of(owner)
@@ -115,9 +115,9 @@ def _updates(owner: Any, method: str) -> bool:
 
 
 def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The present value of a name or an attribute; None if it is not known.
+    """Return the present value of a name or an attribute; None if there is none.
 
-    No property is run: attributes are looked up without calling code.
+    The lookup runs no property and calls no code.
     """
     if isinstance(node, ast.Name):
         return names.get(node.id)

@@ -1,4 +1,4 @@
-"""Check the arguments of a tail, before anything is written."""
+"""Check the arguments of a tail, before any write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRAD = attrgetter("grad")
 
 
 def optimizers_of(argument: Any) -> list[Optimizer]:
-    """One optimizer, or several, as a list. Raises NotAnOptimizer."""
+    """Return one optimizer, or several, as a list. Raises NotAnOptimizer."""
     optimizers = [argument] if isinstance(argument, Optimizer) else None
     if optimizers is None and isinstance(argument, (list, tuple)):
         optimizers = list(argument)
@@ -34,13 +34,13 @@ def optimizers_of(argument: Any) -> list[Optimizer]:
 
 
 def entries_of(given: Iterable[Any]) -> list[Any]:
-    """The list itself, to be read at each call; of anything else, a list."""
+    """Return the list itself, which each call reads; for anything else, a list."""
     return given if isinstance(given, list) else [*given]
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
-    """All parameters, in the order of their groups."""
-    # Dynamo traces this as well
+    """Return all parameters, in the order of their groups."""
+    # Dynamo traces this too
     return [
         p
         for optimizer in optimizers
@@ -50,7 +50,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
 
 
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
-    """The gradients that are not None, in the order of their parameters."""
+    """Return the gradients that are not None, in the order of their parameters."""
     return [g for g in map(_GRAD, params) if g is not None]
 
 
@@ -70,8 +70,8 @@ def check_zero_grad(option: Any) -> None:
 def check_unclaimed(
     optimizers: Iterable[Optimizer], tails: Mapping[Optimizer, Callable[[], Any]]
 ) -> None:
-    """Raise FuseoptError for a second tail of an optimizer. `tails`: weak references to
-    those that there are.
+    """Raise FuseoptError for a second tail of an optimizer. `tails` has weak references
+    to the existing ones.
     """
     for optimizer in optimizers:
         existing = tails.get(optimizer)
@@ -83,8 +83,8 @@ def check_unclaimed(
 
 
 def checked_limit(name: str, limit: Any) -> Any:
-    """A limit above zero, as a float or a tensor without dimensions, whose value is not
-    read; or None. Raises ValueError.
+    """Return a limit above zero, as a float or a tensor without dimensions, whose value
+    is not read; or None. Raises ValueError.
     """
     if limit is None:
         return None
@@ -99,8 +99,8 @@ def checked_limit(name: str, limit: Any) -> Any:
 
 
 def checked_decay(decay: Any) -> Any:
-    """A decay between 0 and 1, as a float or a tensor without dimensions, whose value
-    is not read. Raises ValueError.
+    """Return a decay between 0 and 1, as a float or a tensor without dimensions, whose
+    value is not read. Raises ValueError.
     """
     if isinstance(decay, torch.Tensor):
         if decay.numel() != 1:
@@ -118,7 +118,8 @@ def check_beside(
     what: str, tensors: Sequence[Any], source: Sequence[Any], any_dtype: bool = False
 ) -> None:
     """Raise ValueError or TypeError unless each of `tensors` has the shape and device
-    of its tensor in `source`, and memory of its own. `any_dtype`: they may be integers.
+    of its tensor in `source`, and separate memory. With `any_dtype` they may be
+    integers.
     """
     if len(tensors) != len(source):
         raise ValueError(
@@ -144,14 +145,14 @@ def check_beside(
 
 
 def _memory(t: torch.Tensor) -> int:
-    """The address of a tensor's memory, of a DTensor that of its local part."""
+    """Return the address of a tensor's memory, of a DTensor that of its local part."""
     part = compat.local_part(t) if compat.are_spread([t]) else t
     return part.untyped_storage().data_ptr()
 
 
 def checked_scaler(scaler: Any) -> torch.amp.GradScaler | None:
-    """An enabled GradScaler, or None. Raises TypeError for objects of other classes and
-    for scalers that unscale or step in their own way.
+    """Return an enabled GradScaler, or None. Raises TypeError for objects of other
+    classes and for scalers with their own methods to unscale or step.
     """
     if scaler is None:
         return None

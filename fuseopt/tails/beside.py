@@ -1,4 +1,4 @@
-"""The averages and copies of a tail: lists, averaged models, objects of packages."""
+"""Averages and copies of a tail: lists, averaged models, objects of packages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Tensors = list[torch.Tensor]
 
 
 class Beside:
-    """The averages of a tail with their decays, averaged models, averages of other
+    """Averages of a tail with their decays, averaged models, averages of other
     packages, and copies.
 
-    `alone`: the reason why averages of other packages are updated untraced, or "".
+    `alone` is the reason why averages of other packages are updated untraced, or "".
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Beside:
         return every if self._copies is None else [*every, self._copies]
 
     def follow(self) -> None:
-        """Copy the user's lists again; they are checked in the next call."""
+        """Copy the user's lists again; the next call checks them."""
         self.averages = [
             ([*averages], None if source is None else [*source])
             for averages, source in self._given
@@ -78,8 +78,9 @@ class Beside:
         self.decays.append(checked_decay(decay))
 
     def check(self, params: Tensors) -> tuple[list[Any], list[Any]]:
-        """Pairs of averages and their sources, and of copies and the parameters. The
-        sources are `params` unless the user named others. Raises ValueError, TypeError.
+        """Return pairs of averages and their sources, and of copies and the parameters.
+        The sources are `params` unless the user named others. Raises ValueError,
+        TypeError.
         """
         known = self._params
         if len(known) != len(params) or not all(map(is_, known, params)):
@@ -96,11 +97,11 @@ class Beside:
         return self._checked
 
     def ask(self, average: bool, step: int | None) -> None:
-        """Set the options of the next call: are averages updated, and at which step?"""
+        """Set whether the next call updates averages, and at which step."""
         self._asked = average, step
 
     def content(self, params: Tensors, decays: list[Any]) -> dict[str, Any]:
-        """These attributes of a call's `TailInputs`. Raises ValueError, TypeError."""
+        """Return attributes of a call's `TailInputs`. Raises ValueError, TypeError."""
         average = self._asked[0]
         if len(decays) != len(self.averages):
             raise ValueError(f"{len(decays)} decays for {len(self.averages)} averages")
@@ -139,7 +140,7 @@ class Beside:
 
 
 def _source(entry: Any, attribute: str) -> Any:
-    """The source of an average of another package. Raises TypeError."""
+    """Return the source of an average of another package. Raises TypeError."""
     name = type(entry[0]).__name__
     if len(entry) != 2:
         raise TypeError(f"beside a {name}, ema takes the parameters that it averages")

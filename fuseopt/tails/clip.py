@@ -1,8 +1,8 @@
-"""`fuseopt.clip_grad_norm_`: torch's function, in two launches, or in one that leaves
-the scaling to the step (`deferred.py`).
+"""`fuseopt.clip_grad_norm_`: torch's function, in two launches.
 
-The local parts of DTensors are clipped by `spread_clip.py`. Calls that cannot be
-compiled go to torch's function, and a Report says why.
+With `defer` it is one launch, which leaves the scaling to the step (`deferred.py`).
+`spread_clip.py` clips the local parts of DTensors. Calls that cannot be compiled go to
+torch's function, and a Report gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .norm_groups import NormGroup, clip_groups
 from .spread_clip import SpreadClip, check_memory
 
 Tensors = list[torch.Tensor]
-#: The most compiled sets of parameters that have the same first parameter.
+#: Most compiled sets of parameters that have the same first parameter.
 PATIENCE = 8
 MANY = "too many sets of parameters begin with the same one"
 _lock = new_rlock()
@@ -45,23 +45,24 @@ def clip_grad_norm_(
     defer: str | None = None,
     norm_groups: Iterable[NormGroup] | None = None,
 ) -> torch.Tensor:
-    """Do what `torch.nn.utils.clip_grad_norm_` does, with its bits: scale gradients in
-    place so that their total norm is `max_norm` at most.
+    """Do the work of `torch.nn.utils.clip_grad_norm_`, with its bits: scale gradients
+    in place so that their total norm is `max_norm` at most.
 
     Returns the total norm before the clip, a tensor without dimensions. Only
     `error_if_nonfinite` waits for the device.
 
-    With `defer="unsafe"`, gradients are left as they are, and the next step of their
-    optimizers, which were given to fuseopt.compile, scales what it reads. Until they
-    are replaced, whoever reads `p.grad` sees gradients that are not clipped. If a step
-    cannot scale its gradients, they are clipped at once, or in memory before it, and a
-    Report says why.
+    With `defer="unsafe"`, gradients are left as they are. The next step of their
+    optimizers, which were given to fuseopt.compile, scales the gradients that it reads.
+    Until they are replaced, all readers of `p.grad` get gradients that are not clipped.
+    If a step cannot scale its gradients, they are clipped at once, or in memory before
+    it, and a Report gives the reason.
 
-    `norm_groups`: which processes have other parts of the gradients; see `NormGroup`.
+    `norm_groups` declares which processes have other parts of the gradients; see
+    `NormGroup`.
 
-    Raises what torch's function raises, ValueError for another `defer`, and
-    RuntimeError if gradients were written since their clip was deferred; all before
-    anything is written.
+    Raises the errors of torch's function, ValueError for another `defer`, and
+    RuntimeError if gradients were written since their clip was deferred. All come
+    before any write.
     """
     if defer not in (None, "unsafe"):
         raise ValueError(f'defer is {defer!r}; it is None or "unsafe"')
@@ -118,9 +119,9 @@ def clip_grad_norm_(
 
 
 class Clip:
-    """Clips the gradients of some parameters. `why`: the reason why it no longer does,
-    or "". `factor`: if it is given, the factor of the clip is written there and the
-    gradients are left as they are.
+    """Clip of the gradients of some parameters. `why` is the reason why it no longer
+    works, or "". If there is a `factor`, the factor of the clip is written to it and
+    the gradients are left as they are.
     """
 
     def __init__(self, factor: torch.Tensor | None = None) -> None:
@@ -162,9 +163,10 @@ class Clip:
 
 @dataclass(eq=False)
 class _Given:
-    """The arguments of a call, as Dynamo sees them. `raises`: `error_if_nonfinite`.
+    """Arguments of a call, in the form that Dynamo traces. `raises` is
+    `error_if_nonfinite`.
 
-    Dynamo is not shown the parameters: it would keep weak references to them.
+    The parameters are hidden from Dynamo: it would keep weak references to them.
     """
 
     grads: Tensors
@@ -176,14 +178,14 @@ class _Given:
 
 
 class _Holder:
-    """Has a gradient, as a parameter does."""
+    """Holder of a gradient, as a parameter is."""
 
     def __init__(self, grad: torch.Tensor) -> None:
         self.grad = grad
 
 
 def _clipped(self: _Given) -> torch.Tensor:
-    """Do what torch's function does; with `raises`, leave gradients as they are where
+    """Do the work of torch's function. With `raises`, leave gradients as they are where
     the norm is not finite.
     """
     if not torch.compiler.is_dynamo_compiling():
@@ -217,9 +219,10 @@ def _measured(self: _Given) -> torch.Tensor:
 
 
 def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
-    """Why torch's function is called: "" if it is not, "begin" if no Report is needed.
+    """Return the reason why torch's function is called: "" if it is not, "begin" if no
+    Report is needed.
 
-    `are_dtensors`: is the first gradient a DTensor?
+    `are_dtensors` is true if the first gradient is a DTensor.
     """
     if not grads or compat.stance() not in TRACES or not compat.without_modes():
         return "begin"
@@ -238,10 +241,10 @@ def _why_not(grads: Sequence[torch.Tensor], are_dtensors: bool) -> str:
 
 
 class _Clips:
-    """What clips gradients, while the memory of their first parameter is there.
+    """Compiled clips, each kept while the memory of its first parameter exists.
 
     A weak reference to a parameter would keep torch from swapping it. Dynamo's guards
-    compare the gradients of each call, so that other parameters with the same ids do no
+    compare the gradients of each call. So other parameters with the same ids do no
     harm.
     """
 
@@ -269,7 +272,7 @@ def _clip_of(
 
 
 def _norm_like(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A new tensor with the dtype and the device of the total norm of gradients."""
+    """Return a new tensor with dtype and device of the gradients' total norm."""
     grad_of_dtype = {p.grad.dtype: p.grad for p in params if p.grad is not None}
     with torch.inference_mode(False):  # it outlives the mode
         samples = [g.detach().new_ones(1) for g in grad_of_dtype.values()]
@@ -279,7 +282,7 @@ def _norm_like(params: Sequence[torch.Tensor]) -> torch.Tensor:
 def _may_defer(
     params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], are_dtensors: bool
 ) -> bool:
-    """May a clip be left to steps? If it may not, a Report says why."""
+    """May a clip be left to steps? If not, add a Report with the reason."""
     why = why_not_left(params)
     if are_dtensors:
         why = "gradients are DTensors"

@@ -17,13 +17,13 @@ from ..shadow.optimizer import Write
 def compiled(
     compilations: Compilations, backend: Callable[..., Any], function: Any
 ) -> Callable[..., Any]:
-    """`function`, compiled as one graph by Dynamo, if it traces calls at all."""
+    """Return `function`, compiled as one graph by Dynamo, if it traces calls at all."""
     traced_on_call = compilations.compile(backend, function, fullgraph=True)
     return compat.DirectDynamoCall(traced_on_call, function)
 
 
 class Compiling:
-    """Compiles a step's `function` with the calls around it, and reports it.
+    """Compiler of a step's `function` with the calls around it, and its Reports.
 
     The Report of the first launch is kept for that of the step.
     """
@@ -41,7 +41,7 @@ class Compiling:
         around: StepWrapper,
         outward: Callable[[list[Write]], list[Write]] | None = None,
     ) -> LedOptimizer:
-        """The representatives that lead the step with the calls `around` it."""
+        """Return the representatives that lead the step with the calls `around` it."""
         reports = self._compilations.told
         return LedOptimizer(self.function, self.options, reports, outward, around)
 
@@ -61,5 +61,5 @@ class Compiling:
                 report.follow(self._first)
 
     def forget(self) -> None:
-        """Release all from Dynamo."""
+        """Release everything from Dynamo."""
         self._compilations.forget()

@@ -1,11 +1,11 @@
-"""A clip by the total norm that is left to compiled steps: `defer="unsafe"`.
+"""Leave a clip by the total norm to compiled steps: `defer="unsafe"`.
 
-`fuseopt.clip_grad_norm_` takes the norm in one launch, and the kernel of the step
-scales the gradients that it reads anyway. Until that step, and after it, their memory
-holds what backward wrote, so that whoever reads it sees gradients that are not clipped:
-a user has to ask for that. A gradient that was written between clip and step raises,
-and one that was replaced is as it is in eager. Where the step cannot scale gradients
-itself, they are scaled in memory before it.
+`fuseopt.clip_grad_norm_` computes the norm in one launch. The kernel of the step reads
+the gradients and scales them. Until that step, and after it, their memory holds the
+result of backward. All other readers see gradients that are not clipped, so the user
+must choose this option. A gradient that was written between clip and step raises an
+error. A gradient that was replaced is not clipped, as in eager. Where the step cannot
+scale gradients, they are scaled in memory before it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ _VERSION = attrgetter("_version")
 _LIVING = weakref.ref.__call__
 
 
-#: A gradient as the clip saw it: weakly, so that one that was replaced, or of a step
-#: that was skipped, does not occupy memory; its version and its address.
+#: Record of a gradient at the clip: a weak reference, its version and its address. The
+#: reference is weak so that replaced gradients, or those of a skipped step, free their
+#: memory.
 _Seen = tuple[weakref.ref[torch.Tensor], int, int]
 
 
 def _seen(grads: Sequence[torch.Tensor]) -> dict[int, _Seen]:
-    """Gradients as they are now, by their identities."""
+    """Return records of the present gradients, by their identities."""
     addresses = map(torch.Tensor.data_ptr, grads)
     every = zip(map(weakref.ref, grads), map(_VERSION, grads), addresses, strict=True)
     return dict(zip(map(id, grads), every, strict=True))
 
 
 class DeferredClip:
-    """A clip that is left to steps: `left` are the gradients that are still to be
-    multiplied by `factor`, a tensor without dimensions, as torch does with this
-    `foreach`. Those of `stepped` were, in the kernel of a step, and not in memory.
+    """Clip that is left to steps. They must multiply the gradients `left` by `factor`,
+    a tensor without dimensions, as torch does with this `foreach`. The kernel of a step
+    has multiplied those of `stepped`, but not in memory.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class DeferredClip:
         self.stepped: set[int] = set()
 
     def alive(self) -> Iterator[torch.Tensor]:
-        """The gradients that somebody still holds."""
+        """Yield the gradients that exist."""
         references = (gradient() for gradient, _, _ in self.left.values())
         return (g for g in references if g is not None)
 
     def is_all_of(self, grads: Tensors) -> bool:
-        """Are `grads` all that is left, in its order, and unwritten? Asked in C."""
+        """Are `grads` all that is left, in its order, and unwritten? Compared in C."""
         if not grads or [*map(id, grads)] != [*self.left]:
             return False
         references, versions, addresses = zip(*self.left.values(), strict=True)
@@ -82,15 +83,15 @@ class DeferredClip:
         )
 
     def is_unwritten(self, grad: torch.Tensor) -> bool:
-        """Is a gradient that is left as it was, and in the same memory?"""
+        """Is a gradient that is left unwritten, and in the same memory?"""
         _, version, address = self.left[id(grad)]
         return grad._version == version and grad.data_ptr() == address
 
     def of(self, grads: Tensors, until: str) -> Tensors:
-        """Those of `grads` that are still to be scaled, each once. `until`: the call
-        that asks. Raises RuntimeError if one of them was written.
+        """Return the `grads` that are to be scaled, each once. `until` names the call,
+        for errors. Raises RuntimeError if one of them was written.
 
-        Whoever writes a gradient after its step begins anew: zeros, the next backward.
+        A write after a gradient's step begins anew: zeros, or the next backward.
         """
         if self.is_all_of(grads):
             return grads
@@ -118,8 +119,8 @@ class DeferredClip:
 
 
 class Deferred:
-    """The clips of this process that are left to steps; `session.deferred` while there
-    are any.
+    """Clips of this process that are left to steps. `session.deferred` is this object
+    while it has a clip, else None.
     """
 
     def __init__(self) -> None:
@@ -133,15 +134,15 @@ class Deferred:
             self._sweep()
 
     def settle(self, grads: Sequence[torch.Tensor], until: str) -> None:
-        """Scale in memory what is still to be scaled of `grads`. `until`: the call that
-        asks. Raises RuntimeError, before anything is written, if one was written.
+        """Scale in memory the `grads` that are to be scaled. `until` names the call,
+        for errors. Raises RuntimeError, before any write, if a gradient was written.
         """
         with self._lock:
             self._sweep()
             self._scale([(clip, clip.of([*grads], until)) for clip in self.clips])
 
     def settle_by(self, factor: torch.Tensor) -> None:
-        """Scale in memory what is still to be scaled by `factor`, which the next clip
+        """Scale in memory the gradients that wait for `factor`, which the next clip
         overwrites. Raises RuntimeError as `settle` does.
         """
         with self._lock:
@@ -155,11 +156,10 @@ class Deferred:
             self.clips = [clip for clip in self.clips if clip.factor is not factor]
 
     def step(self, isolated: OptimizerCompiler, alone: bool) -> bool:
-        """Scale gradients and step; False if they were scaled at most, in memory.
-        `alone`: has the call of the step no arguments?
+        """Scale gradients and step. Return False if it scaled them at most, in memory.
+        `alone` is true if the call of the step has no arguments.
 
-        Raises RuntimeError, before anything is written, if a gradient was written since
-        it was to be scaled.
+        Raises RuntimeError, before any write, if a gradient was written after its clip.
         """
         optimizer = isolated.owner()
         assert optimizer is not None
@@ -189,8 +189,8 @@ class Deferred:
         """Scale gradients in memory, each by the factor of its clip."""
         if not any(waiting for _, waiting in found):
             return
-        # all views of one tensor have one version: what is written here was not written
-        # by others
+        # all views of one tensor have one version, which changes here without another
+        # writer
         unwritten = [
             (clip, [*filter(clip.is_unwritten, clip.alive())]) for clip in self.clips
         ]
@@ -202,13 +202,13 @@ class Deferred:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Drop clips whose gradients are no more."""
+        """Drop clips whose gradients no longer exist."""
         self.clips = [x for x in self.clips if next(x.alive(), None) is not None]
         session.deferred = self if self.clips else None
 
 
 class ClippedStep:
-    """The step of one optimizer, in a kernel that scales gradients."""
+    """Step of one optimizer, in a kernel that scales gradients."""
 
     def __init__(self, isolated: OptimizerCompiler, optimizer: Optimizer) -> None:
         options = isolated.options
@@ -216,7 +216,7 @@ class ClippedStep:
         self.in_one = SingleGraph(
             [optimizer], [isolated.function], self._config, options
         )
-        # has the optimizer stepped before, so that its state is there?
+        # true if the optimizer has stepped before, so that its state exists
         self._begun = False
         self._content: dict[str, Any] = {}
 
@@ -227,7 +227,7 @@ class ClippedStep:
         params: Tensors,
         grads: Tensors,
     ) -> bool:
-        """Step with gradients times `factor`; False if nothing was done."""
+        """Step with gradients times `factor`. Return False if nothing was done."""
         one = self.in_one
         if compat.stance() not in TRACES or not compat.without_modes():
             return False
@@ -251,31 +251,31 @@ class ClippedStep:
 
 
 def settle(grads: Sequence[torch.Tensor], until: str) -> None:
-    """Scale in memory what is still to be scaled of `grads`; see `Deferred.settle`."""
+    """Scale in memory the `grads` that are to be scaled; see `Deferred.settle`."""
     if session.deferred is not None:
         session.deferred.settle(grads, until)
 
 
 def settle_of(optimizers: Sequence[Optimizer], until: str) -> None:
-    """The same of the gradients of optimizers."""
+    """Scale in memory the gradients of optimizers that are to be scaled."""
     if session.deferred is not None:
         session.deferred.settle(gradients_of(parameters_of(optimizers)), until)
 
 
 def settle_by(factor: torch.Tensor) -> None:
-    """Scale in memory what is still to be scaled by `factor`."""
+    """Scale in memory the gradients that wait for `factor`."""
     if session.deferred is not None:
         session.deferred.settle_by(factor)
 
 
 def leave(factor: torch.Tensor, grads: Tensors, foreach: bool | None) -> None:
-    """Leave it to steps to multiply `grads` by `factor`; see `DeferredClip`."""
+    """Leave the product of `grads` and `factor` to steps; see `DeferredClip`."""
     deferred = session.deferred or Deferred()
     deferred.add(DeferredClip(factor, grads, foreach))
 
 
 def content_of(factor: torch.Tensor | None) -> dict[str, Any]:
-    """The content of a tail that scales gradients and steps; see `TailInputs`."""
+    """Return the content of a tail that scales gradients and steps: `TailInputs`."""
     numbers = ("divisor", "scale", "max_norm", "max_value", "adaptive")
     lists = ("places", "averages", "decays", "models", "objects", "copies")
     flags = ("judged", "zeroed", "measured")
@@ -290,10 +290,10 @@ def content_of(factor: torch.Tensor | None) -> dict[str, Any]:
 
 
 def why_not_left(params: Sequence[torch.Tensor]) -> str:
-    """Why a clip of the gradients of `params` cannot be left to steps; "" if it can."""
+    """Return the reason why a clip of `params` cannot be left to steps, or ""."""
     every = {*map(id, params)}
     places = {*every}
-    # all at once: other threads may compile meanwhile
+    # all at once, since other threads may compile meanwhile
     compiled = [reference() for reference in session.compiled.valuerefs()]
     for optimizer in filter(None, compiled):
         clipped = {id(p) for p in parameters_of([optimizer])} & every
@@ -321,6 +321,6 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
 
 
 def report_once(text: str) -> None:
-    """Have a Report of what runs otherwise, unless there is one that says the same."""
+    """Add a Report of a fallback, unless one with the same text exists."""
     if all(report.fallback != text for report in session.reports):
         session.reports.append(Report(fallback=text))

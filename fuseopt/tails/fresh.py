@@ -1,7 +1,8 @@
-"""New tensors without dimensions, for the results of a tail's calls.
+"""Allocate new tensors without dimensions, for the results of a tail's calls.
 
-To make one in the middle of a call takes as long as a small kernel, since the code and
-data for it are not in the processor's caches. So those of many calls are made at once.
+One allocation in the middle of a call takes as long as a small kernel, since the
+processor's caches lack its code and data. So the tensors of many calls are allocated at
+once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 Tensors = list[torch.Tensor]
-#: The number of calls for which tensors are made at once.
+#: Number of calls for which tensors are allocated at once.
 CALLS = 32
 
 
@@ -25,7 +26,7 @@ class Fresh:
         self._ready: list[Tensors] = []
 
     def take(self) -> Tensors:
-        """The tensors for one call; nobody else has them."""
+        """Return the tensors for one call; nothing else refers to them."""
         if not self._ready:
             with torch.inference_mode(False):
                 # this takes half the time of `torch.empty`

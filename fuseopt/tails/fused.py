@@ -1,10 +1,10 @@
-"""A tail that Dynamo traces whole, as one graph: two launches for elementwise steps.
+"""Tail that Dynamo traces whole, as one graph: two launches for elementwise steps.
 
-Optimizers are traced on their shadows. When all launches have been prepared, they run,
-and the changes of the shadows are written to the optimizers, in one call of C. If a
-step may be skipped and changes more than contents of tensors (state that it creates in
-its first call, counters that are Python numbers), the flag is read in between: then the
-call waits for the device.
+Dynamo traces optimizers on their shadows. When all launches have been prepared, they
+run, and the changes of the shadows are written to the optimizers, in one call of C. A
+skipped step may change more than contents of tensors: state that it creates in its
+first call, counters that are Python numbers. Then the host reads the flag in between,
+so the call waits for the device.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from .predication import DROPPED, UNKNOWN, predicate, result_buffer
 from .sequence import TailInputs, gradients, whole
 
 REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
-#: The most graphs of one tail, each for another form of its numbers or state.
+#: Most graphs of one tail, each for a different form of its numbers or state.
 PATIENCE = 16
 
 
 class Fused:
-    """The tail of some optimizers in one graph. `why`: the reason why it no longer is,
-    or ""; `since`: the reason why the tail is not led, if that was tried.
+    """Tail of some optimizers in one graph. `why` is the reason why it no longer is, or
+    "". `since` is the reason why the tail is not led, if that was tried.
 
-    `functions`: of their steps, without the layers around them.
+    `functions` are those of their steps, without the layers around them.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class Fused:
         self.inputs: TailInputs | None = None
         self.compiled: Callable[..., Any] | None = None
         self.graphs: list[_Graph] = []
-        #: does nobody read gradients after the current call?
+        #: true if nothing reads gradients after the current call
         self.drops = False
         self.skips = False
-        # did the last call end normally? `compiled_nothing`: did it compile nothing?
+        # true if the last call ended normally. `compiled_nothing`: true if it compiled
+        # nothing
         self._sound = True
         self.compiled_nothing = False
 
@@ -92,11 +93,11 @@ class Fused:
     def step(
         self, content: Mapping[str, Any], drops: bool
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. Returns what `sequence.whole` returns, or None, with `why`, if
+        """Do one tail. Return the result of `sequence.whole`, or None, with `why`, if
         nothing was written.
 
-        `content`: the attributes of a `TailInputs` without the optimizers. `drops`:
-        nobody reads gradients after the call.
+        `content` has the attributes of a `TailInputs` without the optimizers. With
+        `drops` nothing reads gradients after the call.
         """
         if not self._sound:
             self._cut_off()
@@ -157,8 +158,9 @@ class Fused:
         return result
 
     def kept_and_dropped(self) -> tuple[set[int], set[int]]:
-        """Two sets of tensors of the current call, by identity: those that are written
-        even if the step is skipped, and gradients that nobody reads afterwards.
+        """Return two sets of tensors of the current call, by identity. The first has
+        those that are written even if the step is skipped. The second has gradients
+        that nothing reads afterwards.
         """
         inputs = self.inputs
         assert inputs is not None
@@ -186,12 +188,12 @@ class Fused:
             changed.append((shadow, flag))
         self.pending.finish(begun, writes)
         for shadow, flag in changed:
-            # the shadow of a skipped step is refreshed in the next call
+            # the next call refreshes the shadow of a skipped step
             if flag is None or not flag.item():
                 shadow.settle()
 
     def _cut_off(self) -> None:
-        """Compare nothing with the last call, which an exception ended."""
+        """Forget the record of the last call, which an exception ended."""
         if not self.compiled_nothing:
             self.release()
         for shadow in self.shadows:
@@ -226,9 +228,7 @@ def _is_observed(error: Exception) -> bool:
 
 
 class _Graph:
-    """One of Dynamo's graphs of a tail. It is planned in its first call, when its
-    tensors are known.
-    """
+    """One of Dynamo's graphs of a tail. Its first call plans it, with known tensors."""
 
     def __init__(self, owner: Fused, gm: GraphModule) -> None:
         self.owner = owner
@@ -237,11 +237,11 @@ class _Graph:
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, if a plan has it, or None."""
+        """Library of the guards, if a plan has it, or None."""
         return None if self.inner is None else self.inner.helper
 
     def forget(self) -> None:
-        """Compare nothing with the last call, which an exception ended."""
+        """Forget the record of the last call, which an exception ended."""
         if self.inner is not None:
             self.inner.forget()
 
@@ -256,7 +256,7 @@ class _Graph:
         return self.inner(*args)
 
     def _tell(self, error: Exception, args: Sequence[Any]) -> None:
-        """Report an error of fuseopt's own and raise LanesDiffer; return for others."""
+        """Report an error inside fuseopt and raise LanesDiffer; else return."""
         if internal_errors.is_mishap(error):
             arguments = error, self.gm, args, self.owner.config
             message = internal_errors.tell(*arguments, "The tail runs in pieces.")
@@ -299,7 +299,7 @@ class _Graph:
 def predicated(
     owner: Fused, captured: Captured, gm: GraphModule, args: Sequence[Any]
 ) -> Captured:
-    """A captured tail with skips of its steps, and without gradients nobody reads."""
+    """Return a captured tail with skips of its steps, and without unread gradients."""
     tensors = GraphTensors(gm, captured.tensor_args).tensors(args)
     kept, dropped = owner.kept_and_dropped()
     flag_of: dict[int, int] = {}
@@ -311,7 +311,7 @@ def predicated(
         if id(t) in dropped:
             modes[place] = DROPPED
         elif owner.skips and id(t) not in kept:
-            # tensors of none of several optimizers must not be written by them
+            # no step may write tensors that belong to none of several optimizers
             unowned = 0 if len(owner.shadows) == 1 else UNKNOWN
             modes[place] = flag_of.get(id(t), unowned)
     n = len(owner.shadows) if owner.skips else 0
@@ -320,7 +320,7 @@ def predicated(
 
 
 def _tensor_ids(optimizer: Any) -> Iterable[int]:
-    """The tensors in an optimizer's attributes, by identity."""
+    """Yield the tensors in an optimizer's attributes, by identity."""
     remaining: list[Any] = [*vars(optimizer).values()]
     seen: set[int] = set()
     while remaining:

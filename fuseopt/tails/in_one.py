@@ -1,4 +1,4 @@
-"""A tail in as few launches as possible: led by few lanes, or traced whole."""
+"""Run a tail in as few launches as possible: led by few lanes, or traced whole."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .led import Led
 from .led_parts import Clipped, LedParts
 from .order import dtypes_in_order
 
-#: So many sets of gradients get a graph each; with others a tail runs in pieces.
+#: Number of sets of gradients with a graph each; with more a tail runs in pieces.
 SETS = 4
 MANY_SETS = f"other gradients are None than in {SETS} calls before"
 
 
 def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
-    """The reason why one graph cannot have these gradients; "" if it can: then the
-    order of their dtypes is added to `content`.
+    """Return the reason why one graph cannot have these gradients, or "". In the second
+    case add the order of their dtypes to `content`.
     """
     try:
         content["order"] = dtypes_in_order(grads, content["places"])
@@ -38,10 +38,11 @@ def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
 
 
 class SingleGraph:
-    """The tail of some optimizers. `why`: the reason why it runs in pieces, or "".
+    """Tail of some optimizers. `why` is the reason why it runs in pieces, or "".
 
-    `functions`: of their steps, without the layers around them. A tail of several
-    optimizers is not led: the norm and flags of each depend on the gradients of all.
+    `functions` are those of their steps, without the layers around them. A tail of
+    several optimizers is not led: the norm and flags of each depend on the gradients of
+    all.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class SingleGraph:
             self.parts = LedParts(optimizers[0], functions[0], config, options)
         #: classes, state and groups of each in the last call
         self._structures = [Structure() for _ in optimizers]
-        #: can `again` repeat the last call?
+        #: true if `again` can repeat the last call
         self.repeats = False
         #: a byte for each parameter, 1 if it had a gradient: of calls in one graph
         self._sets: set[bytes] = set()
 
     @property
     def why(self) -> str:
-        """The reason why the tail runs in pieces, or ""."""
+        """Reason why the tail runs in pieces, or ""."""
         return self.whole.why
 
     def step(
@@ -77,12 +78,12 @@ class SingleGraph:
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
     ) -> tuple[torch.Tensor, ...] | Clipped | str:
-        """Do one tail. Returns what `sequence.whole` returns; or the reason why nothing
+        """Do one tail. Return the result of `sequence.whole`; or the reason why nothing
         was written; or a `Clipped` if only the clip was done.
 
-        `content`: the attributes of a `TailInputs` without the optimizers and the order
-        of dtypes. `drops`: nobody reads gradients after the call. `params`, `grads`: of
-        all optimizers; there is at least one gradient.
+        `content` has the attributes of a `TailInputs` without the optimizers and the
+        order of dtypes. With `drops`, nothing reads gradients after the call. `params`
+        and `grads` are those of all optimizers; there is at least one gradient.
         """
         self._follow_changes()
         self.repeats = False
@@ -95,7 +96,7 @@ class SingleGraph:
         there = bytes(p.grad is not None for p in params)
         may_be_eager = self.whole.config.fallback != "error"
         if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
-            # to lay out a graph for a set takes longer than some tails in pieces
+            # the layout of a graph for a set takes longer than some tails in pieces
             return MANY_SETS
         self._sets.add(there)
         led = self.led
@@ -113,7 +114,7 @@ class SingleGraph:
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
         """Repeat the last call, which had the same options, with the present gradients.
-        None if something else may have changed: nothing was written.
+        Return None if something else may have changed; then nothing was written.
         """
         self._follow_changes()
         if self.led is None or self.led.last is None:
@@ -122,7 +123,7 @@ class SingleGraph:
 
     def _follow_changes(self) -> None:
         """Release what was compiled if an optimizer's methods, or the objects of its
-        state and groups, are others than in the last call.
+        state and groups, changed since the last call.
         """
         structures, optimizers = self._structures, self.optimizers
         if {*map(Structure.compare, structures, optimizers)} == {SAME}:

@@ -1,10 +1,10 @@
-"""A tail of one optimizer in two launches, for which Dynamo traces few lanes.
+"""Tail of one optimizer in two launches, for which Dynamo traces few lanes.
 
 The first launch computes norm, flags and factors from all gradients (`totals`). The
-second is the step, led by models of its lanes as without a tail; the same kernel scales
+second is the step, led by models of its lanes as without a tail. The same kernel scales
 gradients before the step and writes averages and copies after it. So the first call of
-a tail takes as long as that of the step, at any number of lanes, and another set of
-gradients is neither traced nor built again.
+a tail takes as long as that of the step, at any number of lanes. A new set of gradients
+needs no retrace and no rebuild.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from .table import OF_PARAMETERS, Table
 from .totals import Factors, NormLaunch, Totals
 
 Tensors = list[torch.Tensor]
-#: The most forms that are kept, each for one set of options.
+#: Most forms that are kept, each for one set of options.
 MAX_FORMS = 8
-#: How often a call is prepared, as long as its gradients differ from those planned for.
+#: Number of times that a call is prepared, while its gradients differ from the plan's.
 TRIES = 4
-#: Options of a tail that it cannot do; see `TailInputs`.
+#: Options that a led tail cannot do; see `TailInputs`.
 OTHERWISE = ("objects",)
 
 
 class TailPlan:
-    """The calls around a step, without their tensors and numbers; see `StepWrapper`.
+    """Calls around a step, without their tensors and numbers; see `StepWrapper`.
 
-    The shared arguments, as far as they exist, are in this order: the divisor, the
-    factor that unscales, the factor that clips, the limits of elements, factor and eps
-    of adaptive clipping, for each average `1 - decay` or a decay that is a tensor, the
-    number of updates of each averaged model, the flag.
+    The shared arguments come in this order: divisor, factor that unscales, factor that
+    clips, limits of elements, factor of adaptive clipping, its eps. For each average `1
+    - decay` follows, or a decay that is a tensor. The number of updates of each
+    averaged model follows, and the flag. Arguments without a use are missing.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TailPlan:
         grads = unit_grads = [g for _, g in pairs]
         scales = [remaining.pop(0) for _ in range(self.divides + self.factors)]
         if self.adapts and not self.limits:
-            # norms of units are taken of scaled gradients that are not stored
+            # the norms of units are those of scaled gradients that are not stored
             unit_grads = list(torch._foreach_mul(grads, 1.0))
             for k, scale in enumerate(scales):
                 scaled = torch._foreach_div if k < self.divides else torch._foreach_mul
@@ -142,7 +142,7 @@ class TailPlan:
     ) -> None:
         first = self.divides + self.factors + self.limits + 2 * self.adapts
         for k in range(self.averages):
-            # a decay that is a number is given as `1 - decay`
+            # a decay that is a number comes as `1 - decay`
             decay = shared[first + k]
             average(columns[k], params, decay, None if self.decays[k] else decay)
         remaining = [*columns[self.averages :]]
@@ -184,10 +184,10 @@ class TailPlan:
 
 
 class Led:
-    """The tail of one optimizer whose step is led. `why`: the reason why it no longer
-    is, or "".
+    """Tail of one optimizer whose step is led. `why` is the reason why it no longer is,
+    or "".
 
-    `function`: the step's function without the layers around it.
+    `function` is the step's function without the layers around it.
     """
 
     def __init__(
@@ -203,13 +203,13 @@ class Led:
         self.compiling = Compiling(function, options)
         self.forms: dict[Any, LedOptimizer] = {}
         self.totals = Totals(config, self.compiling.first_launch)
-        #: the statistics of each parameter; None until they are asked for
+        #: the statistics of each parameter; None until a call measures them
         self.table: Table | None = None
         #: the columns of averaged models in the last call
         self.models: list[Tensors] = []
         #: what ran the last call, and its arguments
         self.last: tuple[LedOptimizer, TailArguments, NormLaunch] | None = None
-        # did the last call end normally?
+        # true if the last call ended normally
         self._sound = True
 
     def release(self) -> None:
@@ -222,7 +222,7 @@ class Led:
         self.compiling.forget()
 
     def wants(self, content: Mapping[str, Any]) -> bool:
-        """Can a call be led, and is it worth while?"""
+        """Can a call be led, and is that worth while?"""
         if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
             return False
         no_other_clip = content["max_norm"] is None and content["max_value"] is None
@@ -240,11 +240,11 @@ class Led:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. Returns what `sequence.whole` returns, or None, with `why`, if
+        """Do one tail. Return the result of `sequence.whole`, or None, with `why`, if
         nothing was written.
 
-        `drops`: nobody reads gradients after the call. `params`, `grads`: the
-        optimizer's, each of them once.
+        With `drops`, nothing reads gradients after the call. `params` and `grads` are
+        the optimizer's, each of them once.
         """
         self._begin()
         try:
@@ -258,8 +258,8 @@ class Led:
         return result
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
-        """Repeat the last call with the present gradients. None if something else may
-        have changed: nothing was written, and `step` must be called.
+        """Repeat the last call with the present gradients. Return None if something
+        else may have changed. Then nothing was written, and `step` must be called.
         """
         self._begin()
         result, refused = None, False
@@ -325,8 +325,8 @@ class Led:
         raise LanesDiffer("gradients change during the step")
 
     def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
-        """A column of averages for each averaged model: the lists of the last call if
-        their tensors are the same.
+        """Return a column of averages for each averaged model: the lists of the last
+        call if their tensors are the same.
         """
         columns = [x.beside(params) for x in models]
         last = self.models
@@ -338,7 +338,7 @@ class Led:
         return self.models
 
     def _cells(self, content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
-        """The columns for statistics of gradients; [] if they are not asked for."""
+        """Return the columns for statistics of gradients; [] without statistics."""
         if not content["measured"]:
             return []
         if self.table is None or not self.table.fits(params):
@@ -348,7 +348,7 @@ class Led:
     def _done(
         self, leader: LedOptimizer, aside: TailArguments, ahead: NormLaunch
     ) -> tuple[torch.Tensor, ...] | None:
-        """Launch a tail. None, with `why`, if nothing was written; raises
+        """Launch a tail. Return None, with `why`, if nothing was written. Raises
         StaleTailInputs.
         """
         n_reports = len(leader.task.told)
@@ -374,7 +374,7 @@ class Led:
         params: Tensors,
         columns: Sequence[Tensors],
     ) -> LedOptimizer:
-        """The representatives for these options, made if there are none."""
+        """Return the representatives for these options, made if there are none."""
         n_cells = len(OF_PARAMETERS) * content["measured"]
         dtypes = dtypes_beside(params, columns[: len(columns) - n_cells])
         key = (
@@ -400,8 +400,8 @@ class Led:
 
 
 def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
-    """The columns of averages and copies, each with a tensor for each parameter. Raises
-    LanesDiffer if they are not of all parameters in their order.
+    """Return the columns of averages and copies, each with a tensor for each parameter.
+    Raises LanesDiffer if they are not of all parameters in their order.
     """
     columns = []
     for averages, source in (*content["averages"], *content["copies"]):
@@ -414,8 +414,8 @@ def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
 def dtypes_beside(
     params: Tensors, columns: Sequence[Tensors]
 ) -> list[Mapping[torch.dtype, torch.dtype]]:
-    """For each column, its dtype for each dtype of parameters. Raises LanesDiffer if
-    there is more than one.
+    """Return for each column its dtype for each dtype of parameters. Raises LanesDiffer
+    if there is more than one.
     """
     dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype]] = []
     for column in columns:
@@ -430,7 +430,7 @@ def dtypes_beside(
 def shared_of(
     content: Mapping[str, Any], factors: Factors, device: torch.device
 ) -> list[Any]:
-    """The arguments that all lanes share, in the order of `TailPlan`."""
+    """Return the arguments that all lanes share, in the order of `TailPlan`."""
     shared = [content["divisor"], factors.unscales, factors.clips]
     limit = content["max_value"]
     if limit is not None:

@@ -1,8 +1,8 @@
-"""A tail of DTensors: two launches on the local parts, and the collective between them.
+"""Tail of DTensors: two launches on the local parts, and the collective between them.
 
 The step is led, on local parts, as without a tail (`shards`). The first launch and the
-collective of torch's clip compute what all processes need for the norm (`part_norm`);
-the launch of the step computes the total norm and the factor, and clips.
+collective of torch's clip compute the numbers that all processes need for the norm
+(`part_norm`). The launch of the step computes the total norm and the factor, and clips.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .part_norm import PartNorm
 from .totals import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
-#: Options of a tail that it cannot do; see `TailInputs`.
+#: Options that a led tail of DTensors cannot do; see `TailInputs`.
 OTHERWISE = ("models", "objects", "adaptive", "measured")
 
 
 class Clipped(NamedTuple):
-    """Only the clip of a tail was done; `why`: the reason. `norm`: the total norm."""
+    """Result of a call that did only the clip: the reason `why`, the total norm."""
 
     why: str
     norm: torch.Tensor
 
 
 class PartsForm:
-    """The calls around a step of local parts; see `StepWrapper`.
+    """Calls around a step of local parts; see `StepWrapper`.
 
     It is a `TailPlan` that computes the clip's factor in the launch of the step. The
     shared arguments are the values of `PartNorm`, a tensor for the total norm, the
@@ -91,7 +91,7 @@ class PartsForm:
 
 
 class LocalColumns:
-    """The local parts of averages and copies, read again if these have changed."""
+    """Local parts of averages and copies, read again if these have changed."""
 
     def __init__(self) -> None:
         self._wholes: Tensors = []
@@ -100,8 +100,8 @@ class LocalColumns:
         self._parts: list[Tensors] = []
 
     def of(self, columns: Sequence[Tensors], params: Tensors) -> list[Tensors]:
-        """The local parts of each column. Raises LanesDiffer for tensors that are not
-        sharded as their parameter is.
+        """Return the local parts of each column. Raises LanesDiffer for tensors that
+        are not sharded as their parameter is.
         """
         tensors = [t for column in columns for t in column]
         if (
@@ -124,10 +124,10 @@ class LocalColumns:
 
 
 class LedParts:
-    """The tail of one optimizer of DTensors. `why`: the reason why it runs in pieces,
-    or "".
+    """Tail of one optimizer of DTensors. `why` is the reason why it runs in pieces, or
+    "".
 
-    `function`: the step's function without the layers around it.
+    `function` is the step's function without the layers around it.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class LedParts:
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
-        # did the last call end normally?
+        # true if the last call ended normally
         self._sound = True
 
     def release(self) -> None:
@@ -161,7 +161,7 @@ class LedParts:
         self.compiling.forget()
 
     def why_not(self, content: Mapping[str, Any]) -> str:
-        """The reason why a call must run in pieces, or ""."""
+        """Return the reason why a call must run in pieces, or ""."""
         if self.why or self.config.verify:
             return self.why or "the option verify is on"
         unsupported = [name for name in OTHERWISE if content[name]]
@@ -187,9 +187,9 @@ class LedParts:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | Clipped | str:
-        """Do one tail. Returns what `sequence.whole` returns; or the reason why nothing
-        was written; or a `Clipped` if only the clip was done. `params`, `grads`: the
-        optimizer's, each of them once.
+        """Do one tail. Return the result of `sequence.whole`; or the reason why nothing
+        was written; or a `Clipped` if only the clip was done. `params` and `grads` are
+        the optimizer's, each of them once.
         """
         if not self._sound:
             for norm in self.norms.values():
@@ -211,7 +211,7 @@ class LedParts:
     def _refresh(
         self, local: LocalOptimizer, params: Tensors, wholes: Sequence[Tensors]
     ) -> list[Tensors]:
-        """Read the local parts of this call; returns those of averages and copies."""
+        """Read the local parts of this call; return those of averages and copies."""
         if not compat.are_spread(params):
             raise LanesDiffer("some of its parameters are DTensors, and others are not")
         local.refresh(self.optimizer, self._helper())
@@ -256,8 +256,8 @@ class LedParts:
         columns: Sequence[Tensors],
         norms_asked: list[tuple[PartNorm, Tensors]],
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. `norms_asked`: gets the norm whose collective was called, and
-        the local parts of gradients.
+        """Do one tail. `norms_asked` gets the norm whose collective was called, and the
+        local parts of gradients.
         """
         parts = [g for g in local.given.grads or () if g is not None]
         norm = self._norm(content, grads, parts)
@@ -299,14 +299,14 @@ class LedParts:
         return Clipped(self.why, compat.spread(total.clone(), norm.spec))
 
     def _helper(self) -> Any:
-        """The library of the guards, if it may read fields of objects in memory."""
+        """Return the guards' library, if it may read fields of objects in memory."""
         leader = self.leader
         return leader.helper if leader is not None and self.config.raw_fields else None
 
     def _norm(
         self, content: Mapping[str, Any], grads: Tensors, parts: Tensors
     ) -> PartNorm | None:
-        """The norm for these gradients, made if there is none; None without a clip."""
+        """Return the norm for these gradients, made if need be; None without a clip."""
         if content["max_norm"] is None:
             return None
         divisor = content["divisor"]
@@ -328,8 +328,8 @@ class LedParts:
         params: Sequence[torch.Tensor],
         columns: Sequence[Tensors],
     ) -> tuple[LedOptimizer, torch.Tensor]:
-        """The representatives for these options, made if there are none, and the tensor
-        for the total norm.
+        """Return the representatives for these options, made if there are none, and the
+        tensor for the total norm.
         """
         dtypes = dtypes_beside([*params], columns)
         key = (

@@ -1,4 +1,4 @@
-"""The lists that a user gave to a tail, and may change between its calls."""
+"""Lists that a user gave to a tail, and may change between its calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .order import ClipOrder
 
 
 class Lists:
-    """The lists of averages, their sources and copies, and that of a clip's order."""
+    """Lists of averages, their sources and copies, and the list of a clip's order."""
 
     def __init__(self, beside: Beside, order: ClipOrder) -> None:
         self._owners = beside, order
@@ -22,13 +22,13 @@ class Lists:
         self._entries = [*chain.from_iterable(self._lists)]
 
     def follow(self) -> bool:
-        """Were entries added, removed or replaced since the last call? Then those who
-        have copies of them copy them again. Raises TypeError, ValueError.
+        """Were entries added, removed or replaced since the last call? Then the holders
+        of copies must copy them again. Raises TypeError, ValueError.
         """
         now, sizes = chain.from_iterable(self._lists), [*map(len, self._lists)]
         if sizes == self._sizes and all(map(is_, now, self._entries)):
             return False
-        self._sizes = []  # if one is refused, the next call looks again
+        self._sizes = []  # after a refusal, the next call compares again
         beside, order = self._owners
         beside.follow()
         order.follow()

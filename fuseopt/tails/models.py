@@ -1,4 +1,4 @@
-"""The updates of torch.optim.swa_utils.AveragedModel, as parts of a tail."""
+"""Update torch.optim.swa_utils.AveragedModel as a part of a tail."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Tensors = list[torch.Tensor]
 class Updated:
     """One update of an averaged model, in the form that Dynamo traces.
 
-    `groups`: pairs (averages, sources), each of one device and dtype. `follows`: pairs
-    (buffers, sources) that are only copied. `function`, `single`: the model's
-    `multi_avg_fn` and `avg_fn`. `number`: the number of updates so far. `first`: is it
-    the first update, which copies? `pairs`: all averages with their sources. `key`:
-    equal for updates that do the same to each element; None for functions that may
-    treat elements differently.
+    `groups` are pairs (averages, sources), each of one device and dtype. `follows` are
+    pairs (buffers, sources) that are only copied. `function` and `single` are the
+    model's `multi_avg_fn` and `avg_fn`. `number` is the number of updates so far.
+    `first` is true for the first update, which copies. `pairs` has all averages with
+    their sources. `key` is equal for updates that do the same to each element; it is
+    None for functions that may treat elements differently.
     """
 
     groups: list[tuple[Tensors, Tensors]]
@@ -45,13 +45,13 @@ class Updated:
     key: Any
 
     def alone(self) -> Updated:
-        """The function of this update, without tensors."""
+        """Return the function of this update, without tensors."""
         copy = Updated()
         copy.function, copy.single, copy.first = self.function, self.single, self.first
         return copy
 
     def beside(self, params: Sequence[torch.Tensor]) -> Tensors:
-        """The averages of some parameters. Raises LanesDiffer for one that has none."""
+        """Return the averages of some parameters. Raises LanesDiffer."""
         average_of = {id(p): a for a, p in self.pairs}
         if not average_of.keys() >= {*map(id, params)}:
             raise LanesDiffer("an averaged model does not cover all parameters")
@@ -62,7 +62,7 @@ class Updated:
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
         number: torch.Tensor,
     ) -> None:
-        """Update some averages. `number`: the number of updates so far."""
+        """Update some averages. `number` is the number of updates so far."""
         for averages, source in _groups(pairs):
             self.average(averages, source, number)
 
@@ -90,19 +90,19 @@ class Updated:
         self.number.add_(1)
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """All tensors that the update writes."""
+        """Return all tensors that the update writes."""
         yield self.number
         for averages, _ in (*self.groups, *self.follows):
             yield from averages
 
 
 class Averaged:
-    """An AveragedModel and its model. Raises ValueError if their tensors differ."""
+    """AveragedModel and its model. Raises ValueError if their tensors differ."""
 
     def __init__(self, averaged: AveragedModel, model: torch.nn.Module) -> None:
         self.averaged = averaged
         self.model = model
-        #: the counter of updates when it was known not to be zero, and its version
+        #: the counter of updates when it was last found not to be zero, and its version
         self._known: tuple[Any, int] = None, -1
         self._seen: list[int] = []
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -111,8 +111,8 @@ class Averaged:
         self._look()
 
     def update(self) -> Updated:
-        """The update of a call. Waits for the device if the counter was written by
-        others since the last update.
+        """Return the update of a call. Wait for the device if other code wrote the
+        counter since the last update.
         """
         self._look()
         number = self.averaged.n_averaged
@@ -172,7 +172,7 @@ class Averaged:
 def _groups(
     pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> list[tuple[Tensors, Tensors]]:
-    """Pairs (averages, sources), grouped by device and dtypes as torch groups them."""
+    """Return pairs (averages, sources), grouped by device and dtypes as in torch."""
     groups: dict[Any, tuple[Tensors, Tensors]] = {}
     for a, p in pairs:
         averages, sources = groups.setdefault((a.device, a.dtype, p.dtype), ([], []))
@@ -182,8 +182,8 @@ def _groups(
 
 
 def _key(averaging: Updated) -> tuple[Any, ...] | None:
-    """The key of an update, see Updated: known for torch's functions, except the one
-    that reads a tensor as a number.
+    """Return the key of an update, see Updated. All of torch's functions have one,
+    except the one that reads a tensor as a number.
     """
     function = averaging.single if averaging.function is None else averaging.function
     unwrapped = inspect.unwrap(function) if callable(function) else None
@@ -208,7 +208,7 @@ _ALIKE = {inspect.unwrap(make()).__code__ for make in _MAKE}
 
 
 def update(models: Iterable[Updated]) -> None:
-    """Do what AveragedModel.update_parameters does; traced, and in eager."""
+    """Do the work of AveragedModel.update_parameters; traced, and in eager."""
     for model in models:
         for averages, source in model.groups:
             model.average(averages, source, model.number)

@@ -1,11 +1,11 @@
-"""A total norm over several meshes: `norm_groups` of `clip_grad_norm_` and `tail`.
+"""Compute a total norm over several meshes: `norm_groups` of `clip_grad_norm_`, `tail`.
 
-Plain tensors do not say which processes have other parts of the same norm. So the user
-declares it: each `NormGroup` names the process groups over which its parts lie. One
-launch computes the norms of all groups here. Each distinct list of process groups then
-costs one collective of one number, after which that list is one shorter. Lists that
-have become equal are added up before the next collective. Powers of norms are float64,
-so that a sum over processes adds less than an ulp of float32 to the total norm.
+Plain tensors do not describe which processes have other parts of the same norm. So the
+user declares it: each `NormGroup` names the process groups over which its parts lie.
+One launch computes the norms of all groups here. Each distinct list of process groups
+then costs one collective of one number, and becomes one shorter. Lists that have become
+equal are added up before the next collective. Powers of norms are float64, so that a
+sum over processes adds less than an ulp of float32 to the total norm.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from .outcome import Outcome
 from .sequence import factor_of
 
 Tensors = list[torch.Tensor]
-#: Process groups, the innermost first: how the parts of a norm become one number.
+#: Process groups, the innermost first, over which the parts of a norm are added up.
 Route = tuple[Any, ...]
 
 
 class NormGroup:
     """Parameters whose gradients are shared out among processes in one way.
 
-    `parameters`: a module, or an iterable of tensors. `reduce`: process groups, or
-    DeviceMeshes of one dimension, over which *different* parts of the gradients lie,
-    the innermost first; None among them is left out. A process group whose processes
+    `parameters` is a module, or an iterable of tensors. `reduce` has process groups, or
+    DeviceMeshes of one dimension, over which *different* parts of the gradients lie.
+    The innermost is first; None among them is left out. A process group whose processes
     all have the same gradients (replicas) must not be among them: those count once.
-    `name`: for messages.
+    `name` is for messages.
 
     Processes that share a process group must declare the same number of norm groups
     with the same `reduce`, also for groups without parameters. Raises TypeError and
@@ -72,7 +72,7 @@ class NormGroup:
 
 
 def together(groups: Iterable[NormGroup]) -> NormGroups:
-    """The groups as one object, the same one for the same groups."""
+    """Return the groups as one object, the same one for the same groups."""
     every = [*groups]
     for group in every:
         if not isinstance(group, NormGroup):
@@ -86,10 +86,10 @@ def together(groups: Iterable[NormGroup]) -> NormGroups:
 
 
 class NormGroups:
-    """Measures the gradients of some groups. Raises ValueError for a parameter in two.
+    """Norm of the gradients of some groups. Raises ValueError for a parameter in two.
 
-    `norm`: the total norm of the last `measure`; `factor`: what gradients are to be
-    multiplied by. The next `measure` overwrites `factor`.
+    `norm` is the total norm of the last `measure`; gradients must be multiplied by
+    `factor`. The next `measure` overwrites `factor`.
     """
 
     def __init__(self, groups: Sequence[NormGroup]) -> None:
@@ -115,7 +115,7 @@ class NormGroups:
         self._scaled = _Compiled(_scaled)
 
     def groups(self) -> list[NormGroup | None]:
-        """The groups, None for those that are gone."""
+        """Return the groups, None for those that are gone."""
         return [x() for x in self._groups]
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
@@ -137,8 +137,8 @@ class NormGroups:
                     )
 
     def measure(self, max_norm: Any, norm_type: float, divisor: Any = None) -> None:
-        """Compute `norm` and `factor`; all processes must. `divisor`: gradients are
-        divided by it later.
+        """Compute `norm` and `factor`; all processes must. The caller later divides
+        gradients by `divisor`.
         """
         if not norm_type > 0:
             raise ValueError(f"norm_type is {norm_type}; norm_groups need one above 0")
@@ -166,7 +166,7 @@ class NormGroups:
     # ---------------------------------------------------------------- of this process
 
     def _local(self, norm_type: float) -> torch.Tensor:
-        """The power of the norm of each group here: float64, of one dimension."""
+        """Return the power of each group's norm here: float64, of one dimension."""
         grads_of_each = [
             [p.grad for p in params if p.grad is not None] for params in self.parameters
         ]
@@ -189,7 +189,7 @@ class NormGroups:
     # ---------------------------------------------------------------- of all processes
 
     def _total(self, values: torch.Tensor, norm_type: float) -> torch.Tensor:
-        """The power of the total norm, from the powers of this process."""
+        """Return the power of the total norm, from the powers of this process."""
         is_largest = math.isinf(norm_type)
         parts: dict[Route, torch.Tensor] = {}
 
@@ -203,7 +203,7 @@ class NormGroups:
         for route, value in zip(self.routes, values.unbind(), strict=True):
             add(route, value)
         while any(parts):
-            # the longest first, so that what joins another is there in time
+            # the longest first, so that a list that joins another one is ready in time
             route = max(parts, key=len)
             value = parts.pop(route).clone()
             _all_reduce(value, route[0], is_largest)
@@ -211,7 +211,7 @@ class NormGroups:
         return parts[()]
 
     def _warn_of_replicas(self, values: torch.Tensor) -> None:
-        """Warn if a group that is to be added up has one norm in all processes."""
+        """Warn if all processes have the same norm of a group that is added up."""
         import torch.distributed as dist
 
         parts: dict[Route, list[int]] = {}
@@ -245,10 +245,10 @@ def clip_groups(
     raises: bool,
     groups: Iterable[NormGroup],
 ) -> torch.Tensor:
-    """Do what `clip_grad_norm_` does with `norm_groups`; returns the total norm.
+    """Do the work of `clip_grad_norm_` with `norm_groups`; return the total norm.
 
-    Raises ValueError for parameters that the groups do not have, and RuntimeError where
-    `raises` and the norm is not finite, before anything is written.
+    Raises ValueError for parameters that the groups lack. Raises RuntimeError where
+    `raises` and the norm is not finite. Both come before any write.
     """
     every = together(groups)
     every.check(params)
@@ -299,7 +299,7 @@ def step_of_groups(
 
 
 class _Given:
-    """The arguments of a launch, as Dynamo sees them."""
+    """Arguments of a launch, in the form that Dynamo traces."""
 
     def __init__(self, groups: list[Any], outs: Tensors, norm_type: float) -> None:
         self.groups = groups
@@ -308,7 +308,9 @@ class _Given:
 
 
 class _Compiled:
-    """A function of gradients, compiled; where it cannot be, in eager with a Report."""
+    """Compiled function of gradients. It runs in eager, with a Report, where Dynamo
+    cannot compile it.
+    """
 
     def __init__(self, function: Callable[[_Given], None]) -> None:
         attach()
@@ -319,7 +321,7 @@ class _Compiled:
         self.compiled: Callable[[Any], None] = compat.DirectDynamoCall(compiled, traced)
 
     def __call__(self, given: _Given, eager: Callable[[_Given], None]) -> None:
-        """Call the function; `eager`: the same, as torch computes it."""
+        """Call the function; `eager` does the same with torch's functions."""
         spread = any(compat.are_spread(grads) for grads in given.groups)
         if self.why or spread or compat.stance() not in TRACES:
             eager(given)
@@ -340,7 +342,7 @@ class _Compiled:
 
 
 def _power(norm: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """The float64 of which processes add up a norm: its power, or the norm itself."""
+    """Return the float64 that processes add up: the norm's power, or the norm."""
     norm = norm.double()
     if norm_type == 2.0:
         return norm * norm
@@ -360,7 +362,7 @@ def _eager_norms(self: _Given) -> None:
     for grads, out in zip(self.groups, self.outs, strict=True):
         norm: Any = torch.nn.utils.get_total_norm(grads, self.norm_type)
         if compat.are_spread([norm]):
-            norm = norm.full_tensor()  # over the mesh of the parameters themselves
+            norm = norm.full_tensor()  # over the mesh of the parameters
         out.copy_(_power(norm, self.norm_type))
 
 
@@ -379,7 +381,7 @@ def _foreach_scaled(self: _Given) -> None:
 
 
 def _process_group(given: Any) -> Any:
-    """A process group, or the one of a DeviceMesh of one dimension."""
+    """Return a process group, or the one of a DeviceMesh of one dimension."""
     import torch.distributed as dist
 
     if isinstance(given, dist.ProcessGroup):

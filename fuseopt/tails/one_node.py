@@ -1,4 +1,4 @@
-"""Graphs with one node, a function of tensors, that are planned without Dynamo."""
+"""Plan graphs with one node, a function of tensors, without Dynamo."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ..inputs.keys import LanesDiffer
 
 
 def one_node(function: Callable[..., None], names: Sequence[str]) -> GraphModule:
-    """A graph that calls `function`, which writes to its arguments. `names`: of these.
+    """Return a graph that calls `function`, which writes to its arguments. `names` are
+    the names of these.
 
-    The function is run on tensors without contents when the graph is captured.
+    The capture of the graph runs the function on tensors without contents.
     """
     setattr(function, OWN, True)
     graph = Graph()
@@ -33,8 +34,8 @@ def planned(
     config: Config,
     instead: str,
 ) -> Any:
-    """`plan(args)`, the program of a graph. An error of fuseopt's own is reported, with
-    what happens `instead`, and raised as LanesDiffer.
+    """Return `plan(args)`, the program of a graph. An error inside fuseopt is reported,
+    with the text `instead` on what happens, and raised as LanesDiffer.
     """
     try:
         return plan(args)

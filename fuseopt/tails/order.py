@@ -1,7 +1,7 @@
-"""The order in which the total norm of a tail is added up.
+"""Order in which the total norm of a tail is added up.
 
-A sum in another order has other last bits. torch's function adds norms up in the order
-of its argument, mostly that of the model; the order of groups may be another.
+A sum in a different order has different last bits. torch's function adds norms up in
+the order of its argument, mostly that of the model. The order of groups may differ.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .arguments import entries_of
 
 
 class ClipOrder:
-    """The parameters of a total norm, in order. None: in the order of the groups.
-    Raises TypeError, ValueError.
+    """Parameters of a total norm, in order. None: in the order of the groups. Raises
+    TypeError, ValueError.
     """
 
     def __init__(self, params: torch.nn.Module | Iterable[torch.Tensor] | None) -> None:
@@ -41,13 +41,13 @@ class ClipOrder:
             raise ValueError("clip_parameters has a parameter twice")
 
     def strangers(self, params: Sequence[Any]) -> list[Any]:
-        """The parameters that no optimizer has; they must not have gradients."""
+        """Return the parameters that no optimizer has; they must not have gradients."""
         ids = {*map(id, params)}
         return [p for p in self.params or () if id(p) not in ids]
 
     def places(self, params: Sequence[Any]) -> list[int]:
-        """The indices of the gradients of `params` in the order of the norm; [] if that
-        is their own order.
+        """Return the indices of the gradients of `params` in the order of the norm, or
+        [] if that is their own order.
 
         Raises ValueError if other parameters have gradients.
         """
@@ -70,8 +70,8 @@ class ClipOrder:
 
 
 def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.dtype]:
-    """The dtypes of gradients in the order in which norms are added up, [] if there is
-    only one. Raises LanesDiffer if one graph cannot have these gradients.
+    """Return the dtypes of gradients in the order in which norms are added up, [] for
+    one dtype. Raises LanesDiffer if one graph cannot have these gradients.
     """
     if len({g.device for g in grads}) > 1:
         raise LanesDiffer("gradients are on several devices")
@@ -82,5 +82,5 @@ def dtypes_in_order(grads: Sequence[Any], places: Sequence[int]) -> list[torch.d
 
 
 def arranged(tensors: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """Tensors in the order of `places`; in their own order if it is empty."""
+    """Return tensors in the order of `places`; in their own order if it is empty."""
     return [tensors[k] for k in places] if places else [*tensors]

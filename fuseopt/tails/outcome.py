@@ -1,4 +1,4 @@
-"""The result of a call of a tail."""
+"""Result of a call of a tail."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 class Outcome:
-    """The result of a call of a tail; to make it does not wait for the device.
+    """Result of a call of a tail; to make it does not wait for the device.
 
-    `norm`: the total norm before the clip, a tensor without dimensions, or None if it
-    was not asked for. `skips`: for each optimizer whether its step was skipped, bools
-    or bool tensors. `stats`: a float32 tensor (parameters, 4), see `stats.COLUMNS`, or
-    None.
+    `norm` is the total norm before the clip, a tensor without dimensions, or None if no
+    option needs it. `skips` has for each optimizer whether its step was skipped, bools
+    or bool tensors. `stats` is a float32 tensor (parameters, 4), see `stats.COLUMNS`,
+    or None.
     """
 
     __slots__ = ("norm", "skips", "stats")

@@ -1,4 +1,4 @@
-"""The total norm of DTensor gradients: the launch before the collective, and the rest.
+"""Total norm of DTensor gradients: the launch before the collective, and the rest.
 
 Torch's own clip is traced on stand-ins (`shards/parts.py`), and its calls on local
 parts are split at the last collective. The calls before it become one graph: one launch
@@ -35,11 +35,12 @@ Tensors = list[torch.Tensor]
 
 
 class PartNorm:
-    """The total norm of gradients with given specs, for one norm type.
+    """Total norm of gradients with given specs, for one norm type.
 
-    `spec`: of the norm, a DTensor. `values`: the results of `__call__` and arguments of
-    `finish`; the next call overwrites them. Raises LanesDiffer if the norm needs more
-    than few numbers after the last collective, and what torch's function raises.
+    `spec` is that of the norm, a DTensor. `values` are the results of `__call__` and
+    arguments of `finish`; the next call overwrites them. Raises LanesDiffer if the norm
+    needs more than few numbers after the last collective. Errors of torch's function
+    pass through.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class PartNorm:
     def finish(
         self, values: Sequence[Any], max_norm: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The total norm, and the factor by which gradients are to be multiplied."""
+        """Return the total norm, and the factor for the gradients."""
         env = {self._limit: max_norm, **dict(zip(self._received, values, strict=True))}
         _replay(self._back, env)
         return env[self._norm], env[self._factor]
@@ -144,9 +145,7 @@ class PartNorm:
             raise LanesDiffer("a clip reads gradients after its total norm")
 
     def _scaled(self, scales: Iterable[Node]) -> Node:
-        """The factor by which each gradient is multiplied once; else raises
-        LanesDiffer.
-        """
+        """Return the factor that multiplies each gradient once. Raises LanesDiffer."""
         scaled: list[Node] = []
         factors: set[Any] = set()
         for x in scales:
@@ -195,7 +194,7 @@ class PartNorm:
         return CompiledStep(source, program, plan, Refusing("gradients share memory"))
 
     def forget(self) -> None:
-        """Compare nothing with the last call, which an exception ended."""
+        """Forget the record of the last call, which an exception ended."""
         self._step.forget()
 
 
@@ -215,7 +214,7 @@ def _writes(node: Node) -> bool:
 
 
 def _replay(nodes: Iterable[Node], env: dict[Node, Any]) -> None:
-    """Run some calls of a graph; `env`: has their inputs, gets their results."""
+    """Run some calls of a graph; `env` has their inputs and gets their results."""
     for x in nodes:
         args = map_arg(x.args, env.__getitem__)
         kwargs = map_arg(x.kwargs, env.__getitem__)

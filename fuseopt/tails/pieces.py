@@ -1,7 +1,7 @@
-"""A tail in pieces, as trainers write it, for calls that cannot be one graph.
+"""Run a tail in pieces, as trainers write it, for calls that cannot be one graph.
 
-The optimizers' steps are called as users call them, with all layers around them; the
-host reads the flags that tell whether they are to be skipped.
+It calls the optimizers' steps as users do, with all layers around them. The host reads
+the flags that decide whether steps are skipped.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def run(
     raises: bool,
     compiled: bool,
 ) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
-    """Do a tail in pieces. Returns the total norm or None, for each optimizer whether
+    """Do a tail in pieces. Return the total norm or None, for each optimizer whether
     its step was skipped, and the table of statistics or None.
 
-    `steps`: what is called in place of each `optimizer.step`. `content`: the attributes
-    of a `TailInputs`. `raises`: raise RuntimeError for a norm that is not finite, as
-    torch does. `compiled`: is it worth while to compile a clip?
+    `steps` are called in place of each `optimizer.step`. `content` has the attributes
+    of a `TailInputs`. With `raises`, a norm that is not finite raises RuntimeError, as
+    in torch. With `compiled`, a clip is worth compiling.
     """
     inputs = TailInputs(**content)
     all_grads = [g for optimizer in optimizers for g in gradients(optimizer)]

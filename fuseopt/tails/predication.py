@@ -1,11 +1,11 @@
 """Predicate the writes of a captured tail: skip steps on the device, by a flag.
 
-Each buffer that a step writes, and that existed before it, is replaced by a temp,
-followed by a `where` that selects between the temp and the old contents. In an
-elementwise step the temp is never stored: the `where` runs in the kernel that computes
-it. So the host does not wait for the flag, unless counters lie on the CPU beside
-parameters of another device, as in eager. Gradients that are dropped after the call are
-not written: their writes become temps that nobody reads.
+A temp replaces each buffer that a step writes, and that existed before it. A `where`
+then selects between the temp and the old contents. In an elementwise step the temp is
+never stored: the `where` runs in the kernel that computes it. So the host does not wait
+for the flag, unless counters lie on the CPU beside parameters of another device, as in
+eager. Gradients that are dropped after the call are not written: their writes become
+unread temps.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ..ir.graph import (
 )
 from ..lowering.pointwise import Tensor, lower
 
-#: A mode in place of a flag's number: the writes are dropped.
+#: Mode in place of a flag's number: the writes are dropped.
 DROPPED = -1
-#: A mode: it must not be written, since its flag is unknown.
+#: Mode of a buffer that must not be written, since its flag is unknown.
 UNKNOWN = -2
 
 
 def result_buffer(captured: Captured, place: int) -> int:
-    """The buffer of the returned tensor with index `place`. Raises CaptureError if it
-    is no tensor.
+    """Return the buffer of the returned tensor with index `place`. Raises CaptureError
+    if it is no tensor.
     """
     result = [*leaves(captured.result)][place]
     if not isinstance(result, Returned):
@@ -52,12 +52,14 @@ def result_buffer(captured: Captured, place: int) -> int:
 def predicate(
     captured: Captured, modes: Mapping[int, int], flags: Mapping[int, int]
 ) -> Captured:
-    """The same step, in which writes to some sources depend on a flag or are dropped.
+    """Return the same step, with writes to some sources dropped or made to depend on a
+    flag.
 
-    `modes`: for sources, by their index in the pool, the number of the flag that is
-    true if they keep their contents, or DROPPED; other sources are written as before.
-    `flags`: the buffer of each flag, which may be an input. Raises CaptureError for
-    memory of which views are written, that externs write, or that the step replaces.
+    `modes` is for sources, by their index in the pool. A source has the number of the
+    flag that is true if it keeps its contents, or DROPPED. The step writes other
+    sources as before. `flags` has the buffer of each flag, which may be an input.
+    Raises CaptureError for memory of which views are written, that externs write, or
+    that the step replaces.
     """
     predication = _Predication(captured, modes, flags)
     dropped = tuple([b for b, mode in predication.modes.items() if mode == DROPPED])
@@ -99,7 +101,7 @@ class _Predication:
                 if b in self.home:
                     self.last[self.home[b]] = v
         #: for each last value, the value that the `where` gives; and for each, the
-        #: values of views of the same memory from then on
+        #: later values of views of the same memory
         self.chosen: dict[int, int] = {}
         self.beside: dict[int, dict[int, int]] = {}
         self._bodies: dict[tuple[str, str], Body] = {}
@@ -227,7 +229,7 @@ class _Predication:
                 call += 1
 
     def _copy(self, mode: int, device: str, flag: int, line: str) -> Extern:
-        """An extern that copies a flag to another device."""
+        """Return an extern that copies a flag to another device."""
         b = self.flags[mode]
         buffer = self._buffers[b]._replace(
             name=f"{self._buffers[b].name}_{device.split(':')[0]}",
@@ -260,7 +262,7 @@ class _Predication:
         return self._bodies[key]
 
     def _reading(self, node: Node, holds: dict[int, int]) -> Node:
-        """The node, reading the results of `where` for predicated buffers."""
+        """Return the node, reading the results of `where` for predicated buffers."""
         values = self.graph.values
         if not any(values[v] in holds for v in read_by(node)):
             return node
@@ -277,8 +279,8 @@ def _call(node: Node) -> int:
 
 
 def _temp(buffer: Buffer, storage: int, start: int) -> Buffer:
-    """A temp with the layout of a buffer; its storage begins at the offset `start` of
-    the buffer's storage.
+    """Return a temp with the layout of a buffer; its storage begins at the offset
+    `start` of the buffer's storage.
     """
     name, offset = f"{buffer.name}_next", buffer.offset - start
     return buffer._replace(

@@ -1,9 +1,8 @@
-"""The tail of a training step in eager's order, written so that Dynamo traces it whole.
+"""Tail of a training step in eager's order, written so that Dynamo traces it whole.
 
-It differs from eager's calls in two points, with the same bits: gradients are scaled
-once for the norm, without memory for the result, and again for the step; and every step
-runs, and where it is to be skipped its writes are replaced on the device
-(`predication`).
+It differs from eager's calls in two points, with the same bits. It scales gradients
+once for the norm, without memory for the result, and again for the step. And every step
+runs; `predication` replaces the writes of a skipped step on the device.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ Tensors = list[torch.Tensor]
 
 
 class TailInputs:
-    """The inputs of a tail: the one argument of the traced function, whose attributes
-    Dynamo guards.
+    """Inputs of a tail: the one argument of the traced function. Dynamo guards its
+    attributes.
 
-    `optimizers`: shadows; `steps`: the functions of their steps. `divisor`: gradients
-    are divided by it before all else, or None. `scale`: GradScaler's scale, or None.
-    `founds`: for each optimizer GradScaler's `found_inf` if its gradients were unscaled
-    before the tail, else None. `max_norm`, `max_value`, `adaptive`: limits of the
-    clips, None for clips that are not asked for. `places`: the indices of gradients in
-    the order in which the norm is added up, [] for their own order. `order`: the dtypes
-    in the order in which torch adds up their norms, [] if there is only one. `judged`:
-    is a step skipped if the norm is not finite?
-    `averages`: pairs (averages, their sources); `decays`: the decay of each pair.
-    `models`: updates of averaged models; `objects`: updates of averages of other
-    packages. `copies`: pairs (copies, their sources). `factor`: that of an earlier
-    clip, by which gradients are still to be multiplied, or None. `zeroed`: are
-    gradients filled with zeros at the end? `measured`: are statistics of each parameter
-    asked for?
+    `optimizers` are shadows; `steps` are the functions of their steps. `divisor`
+    divides gradients before all else, or is None. `scale` is GradScaler's scale, or
+    None. `founds` has GradScaler's `found_inf` for each optimizer whose gradients were
+    unscaled before the tail, else None. `max_norm`, `max_value`, `adaptive` are limits
+    of the clips, None for a clip that is off. `places` are the indices of gradients in
+    the order in which the norm is added up, [] for their own order. `order` has the
+    dtypes in the order in which torch adds up their norms, [] if there is only one.
+    `judged` is true if a norm that is not finite skips a step.
+    `averages` are pairs (averages, their sources); `decays` has the decay of each pair.
+    `models` are updates of averaged models; `objects` are updates of averages of other
+    packages. `copies` are pairs (copies, their sources). `factor` is that of an earlier
+    clip, by which gradients must be multiplied, or None. `zeroed` is true if gradients
+    are filled with zeros at the end. `measured` is true if statistics of each parameter
+    are on.
     """
 
     #: see `compat.STEPS`
@@ -81,10 +80,13 @@ class TailInputs:
 def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
     """Do a whole tail, without skipping steps, which `predication` adds.
 
-    Returns, as far as they exist: for each optimizer whether its step is skipped (a
-    bool tensor); for each optimizer whose gradients were unscaled here, the flag for
-    GradScaler (1.0 if a gradient is not finite); the total norm; the table of
-    statistics.
+    Returns these results, as far as they exist:
+
+    - for each optimizer whether its step is skipped (a bool tensor);
+    - for each optimizer whose gradients were unscaled here, the flag for GradScaler
+      (1.0 if a gradient is not finite);
+    - the total norm;
+    - the table of statistics.
     """
     # if Dynamo runs this function untraced, only shadows would step
     if not torch.compiler.is_dynamo_compiling():
@@ -114,7 +116,7 @@ def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
         torch._foreach_div_(all_grads, self.divisor)
     for k, grads in enumerate(grads_of_each if skips else ()):
         # The factor depends on the norm's launch. So the step's kernel scales gradients
-        # again, which costs less than to store them scaled; and nothing that depends on
+        # again, which costs less than to store them scaled. Nothing that depends on
         # gradients is computed before the flag of the step
         factor = inverse if self.founds[k] is None else None
         if factor is None and self.max_norm is None:
@@ -146,10 +148,10 @@ def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
 class Measured(NamedTuple):
     """Results computed from gradients before the steps.
 
-    `flags_for_scaler`: the flag for GradScaler of each optimizer that is unscaled here.
-    `found_infs`: the flag of each optimizer, None without a scaler. `norm_grads`: all
-    gradients, divided and unscaled, of which norms are taken. `norm`: the total norm,
-    if it is asked for.
+    `flags_for_scaler` has the flag for GradScaler of each optimizer that is unscaled
+    here. `found_infs` has the flag of each optimizer, None without a scaler.
+    `norm_grads` are all gradients, divided and unscaled, whose norms are computed.
+    `norm` is the total norm, or None.
     """
 
     flags_for_scaler: Tensors
@@ -161,8 +163,8 @@ class Measured(NamedTuple):
 def measure(
     inputs: TailInputs, grads_of_each: list[Tensors], inverse: torch.Tensor | None
 ) -> Measured:
-    """Compute flags and total norm from the gradients of each optimizer; writes
-    nothing. `inverse`: the factor that unscales, or None.
+    """Compute flags and total norm from the gradients of each optimizer; write nothing.
+    `inverse` is the factor that unscales, or None.
     """
     flags_for_scaler: Tensors = []
     found_infs: list[torch.Tensor | None] = []
@@ -197,7 +199,7 @@ def measure(
 
 
 def total_norm(tensors: Tensors, norm_type: float) -> torch.Tensor:
-    """The result of torch.nn.utils.get_total_norm for tensors in its order."""
+    """Return the result of torch.nn.utils.get_total_norm for tensors in its order."""
     norms = torch.stack(list(torch._foreach_norm(tensors, norm_type)))
     norm: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
     return norm
@@ -209,10 +211,11 @@ def skip_of(
     norm: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
-    """Is the step of an optimizer skipped? A bool tensor without dimensions.
+    """Return whether the step of an optimizer is skipped: a bool tensor without
+    dimensions.
 
-    `found_inf`: the flag of its gradients, not zero if one is not finite; None without
-    a scaler.
+    `found_inf` is the flag of its gradients, not zero if one is not finite; None
+    without a scaler.
     """
     skip = None if found_inf is None else found_inf != 0
     if inputs.judged and norm is not None:
@@ -224,7 +227,7 @@ def skip_of(
 def as_seen(
     inputs: TailInputs, grads_of_each: list[Tensors], inverse: torch.Tensor | None
 ) -> Tensors:
-    """The gradients divided and unscaled, as new tensors."""
+    """Return the gradients divided and unscaled, as new tensors."""
     result: Tensors = []
     for grads, found_inf in zip(grads_of_each, inputs.founds, strict=True):
         read = grads
@@ -251,12 +254,12 @@ def afterwards(inputs: TailInputs) -> None:
 
 
 def inverse_of(scale: torch.Tensor) -> torch.Tensor:
-    """The factor by which GradScaler multiplies gradients, in float32."""
+    """Return the factor by which GradScaler multiplies gradients, in float32."""
     return scale.double().reciprocal().float()
 
 
 def gradients(optimizer: Any) -> Tensors:
-    """The gradients of an optimizer, in the order of its groups."""
+    """Return the gradients of an optimizer, in the order of its groups."""
     return [
         p.grad
         for group in optimizer.param_groups
@@ -266,21 +269,21 @@ def gradients(optimizer: Any) -> Tensors:
 
 
 def largest(grads: Tensors) -> torch.Tensor:
-    """The largest absolute value of all elements; not finite if one of them is not."""
+    """Return the largest absolute value of all elements; not finite if one is not."""
     filled = [g for g in grads if g.numel()]
     return torch.nn.utils.get_total_norm(filled, float("inf"))
 
 
 def scale_by_norm(grads: Tensors, max_norm: Any, norm: torch.Tensor) -> None:
-    """Do what torch.nn.utils.clip_grads_with_norm_ does, also for a limit that is a
+    """Do the work of torch.nn.utils.clip_grads_with_norm_, also for a limit that is a
     tensor. torch divides a number by a tensor as the product with the tensor's rounded
-    reciprocal, and does not round the number to 16 bits; so does this with a tensor.
+    reciprocal, and does not round the number to 16 bits. This does so with a tensor.
     """
     torch._foreach_mul_(grads, factor_of(max_norm, norm))
 
 
 def factor_of(max_norm: Any, norm: torch.Tensor) -> torch.Tensor:
-    """The factor by which `scale_by_norm` multiplies gradients, in the norm's dtype."""
+    """Return the factor by which `scale_by_norm` multiplies, in the norm's dtype."""
     inverse = (norm + 1e-6).reciprocal()
     if isinstance(max_norm, torch.Tensor):
         wide = torch.float64 if norm.dtype == torch.float64 else torch.float32
@@ -291,9 +294,10 @@ def factor_of(max_norm: Any, norm: torch.Tensor) -> torch.Tensor:
 
 
 def clamp(grads: Tensors, limit: Any, least: Any = None) -> None:
-    """Do what torch.nn.utils.clip_grad_value_ does, also for a limit that is a tensor.
+    """Do the work of torch.nn.utils.clip_grad_value_, also for a limit that is a
+    tensor.
 
-    `least`: `-limit`, for a limit that is a number.
+    `least` is `-limit`, for a limit that is a number.
     """
     if isinstance(limit, torch.Tensor):
         n = len(grads)
@@ -305,10 +309,10 @@ def clamp(grads: Tensors, limit: Any, least: Any = None) -> None:
 
 
 def average(averages: Tensors, source: Tensors, decay: Any, weight: Any = None) -> None:
-    """Do what torch.optim.swa_utils.get_ema_multi_avg_fn does, also for a decay that is
-    a tensor and for averages of another dtype than their sources.
+    """Do the work of torch.optim.swa_utils.get_ema_multi_avg_fn. The decay may be a
+    tensor, and the averages may have another dtype than their sources.
 
-    `weight`: `1 - decay`, for a decay that is a number.
+    `weight` is `1 - decay`, for a decay that is a number.
     """
     casted = [
         p if p.dtype == a.dtype else p.to(a.dtype)

@@ -1,4 +1,4 @@
-"""The clip of DTensors' gradients: launches on local parts, and torch's collectives.
+"""Clip DTensors' gradients: launches on local parts, and torch's collectives.
 
 The collectives are those of torch's function, in the same order, so that one process
 may run torch's function while another runs this one.
@@ -19,7 +19,7 @@ from ..compiler.dispatch import compile_graph
 from ..locks import new_lock
 from ..shards.parts import parts_of
 
-#: The most compiled clips of the same gradients, for other specs or arguments.
+#: Most compiled clips of the same gradients, for different specs or arguments.
 MAX_COMPILED = 4
 
 
@@ -30,8 +30,8 @@ def check_memory(grads: Sequence[torch.Tensor]) -> None:
 
 
 class _Compiled(NamedTuple):
-    """The compiled clip for gradients with `specs`. `way`: `norm_type` and `foreach`.
-    `run`: takes the local parts and `max_norm`. `spec`: of the norm.
+    """Compiled clip for gradients with `specs`. `way` is (`norm_type`, `foreach`).
+    `run` takes the local parts and `max_norm`. `spec` is that of the norm.
     """
 
     specs: list[Any]
@@ -41,8 +41,8 @@ class _Compiled(NamedTuple):
 
 
 class SpreadClip:
-    """Clips the gradients of some parameters. `why`: the reason why it did not, or "".
-    `for_ever`: will no later call succeed?
+    """Clip of the gradients of some parameters. `why` is the reason why it failed, or
+    "". `for_ever` is true if all later calls fail too.
     """
 
     def __init__(self) -> None:

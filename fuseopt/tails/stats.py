@@ -1,6 +1,6 @@
-"""Statistics of each parameter and its gradient, as rows of one tensor.
+"""Measure statistics of each parameter and its gradient, as rows of one tensor.
 
-They are measured while a tail reads the memory anyway; traced, and in eager.
+The measurement uses memory that a tail reads for the step too; traced, and in eager.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 
 Tensors = list[torch.Tensor]
 
-#: The 2-norms of the gradient (divided and unscaled, before the clip), of the parameter
-#: after the step, and of its change by the step; and the number of elements of that
+#: 2-norms of the gradient (divided and unscaled, before the clip), of the parameter
+#: after the step, and of its change by the step. Then the number of elements of that
 #: gradient that are infinite or NaN.
 COLUMNS = ("grad_norm", "param_norm", "update_norm", "nonfinite")
 
 
 class Begun(NamedTuple):
-    """The measurements before the step. `norms`, `counts`: of gradients, in the order
-    of the parameters that have one. `were`: copies of all parameters.
+    """Measurements before the step. `norms` and `counts` are of gradients, in the order
+    of the parameters that have one. `were` has copies of all parameters.
     """
 
     norms: Tensors
@@ -35,8 +35,8 @@ def begin(params: Tensors, grads: Tensors) -> Begun:
 
 
 def table(params: Tensors, have_grads: Sequence[bool], before: Begun) -> torch.Tensor:
-    """A float32 tensor (parameters, len(COLUMNS)). `have_grads`: which parameters have
-    a gradient; without one, its norm and count are 0.
+    """Return a float32 tensor (parameters, len(COLUMNS)). `have_grads` is true for
+    parameters with a gradient. Without one, its norm and count are 0.
     """
     device = params[0].device
     sizes = norms_of(params)
@@ -53,15 +53,15 @@ def table(params: Tensors, have_grads: Sequence[bool], before: Begun) -> torch.T
 
 
 def norms_of(tensors: Tensors) -> Tensors:
-    """The 2-norm of each tensor; 0 without elements, as there is no kernel for it."""
+    """Return the 2-norm of each tensor; 0 without elements, for lack of a kernel."""
     filled = [t for t in tensors if t.numel()]
     norms = iter(torch._foreach_norm(filled) if filled else ())
     return [next(norms) if t.numel() else t.new_zeros(()) for t in tensors]
 
 
 def row_names(names: Any, params: Sequence[torch.Tensor]) -> list[str]:
-    """The names of parameters. `names`: a module that has them, or a list in their
-    order; parameters without a name get their index.
+    """Return the names of parameters. `names` is a module that has them, or a list in
+    their order; parameters without a name get their index.
     """
     if isinstance(names, torch.nn.Module):
         name_of = {id(p): name for name, p in names.named_parameters()}

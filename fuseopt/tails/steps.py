@@ -1,4 +1,4 @@
-"""The function of an optimizer's step, the layers around it, and its state."""
+"""Function of an optimizer's step, the layers around it, and its state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..isolate.compile import compile_bound
 from ..isolate.decorators import cells, peel
 from ..isolate.isolated import OptimizerCompiler
 
-#: The files of layers around a step that a tail may leave out: it does their work.
+#: Files of layers around a step that a tail may leave out, since it does their work.
 _LAYERS = frozenset(
     {
         compat.PROFILED.co_filename,
@@ -45,8 +45,8 @@ def has_state(optimizer: Optimizer) -> bool:
 
 
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
-    """The function of an optimizer's step without the layers around it; and the reason
-    why a tail may not leave these out, or "".
+    """Return the function of an optimizer's step without the layers around it. Return
+    the reason why a tail may not leave these out, or "".
     """
     step: Any = optimizer.step
     layers, inner = peel(getattr(step, "__func__", step))

@@ -1,4 +1,4 @@
-"""The table of statistics that the launches of a led tail write.
+"""Table of statistics that the launches of a led tail write.
 
 It is one tensor, the same in each call, so that its address does not change; the caller
 gets a copy.
@@ -11,12 +11,12 @@ import torch
 from .stats import COLUMNS
 
 Tensors = list[torch.Tensor]
-#: The columns that are measured before the step, and those measured after it.
+#: Columns that are measured before the step, and those measured after it.
 OF_GRADIENTS, OF_PARAMETERS = (0, 3), (1, 2)
 
 
 class Table:
-    """A table for `n` parameters. `numbers`: (n, len(COLUMNS)); `columns`: its
+    """Table for `n` parameters. `numbers` is (n, len(COLUMNS)); `columns` has its
     elements, as tensors without dimensions.
     """
 
@@ -34,8 +34,8 @@ class Table:
         return len(numbers) == len(params) and numbers.device == params[0].device
 
     def of_gradients(self, have_grads: list[bool]) -> list[Tensors]:
-        """The elements for gradients. `have_grads`: which parameters have one; the
-        elements of others are set to zero.
+        """Return the elements for gradients. `have_grads` is true for parameters with
+        one; other elements are set to zero.
         """
         if have_grads != self._have_grads:
             self.numbers.zero_()
@@ -50,5 +50,5 @@ class Table:
         ]
 
     def of_parameters(self) -> list[Tensors]:
-        """The elements for all parameters."""
+        """Return the elements for all parameters."""
         return [self.columns[c] for c in OF_PARAMETERS]

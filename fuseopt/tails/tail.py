@@ -1,8 +1,9 @@
 """`fuseopt.tail`: the whole tail of a training step, as one callable object.
 
 It unscales, measures, clips, steps, averages and clears gradients, in the order of
-trainers, in one graph where possible (`in_one`); in pieces (`pieces`) if code of the
-user, such as hooks, runs between the parts, and in the call that creates the state.
+trainers. Where possible it does so in one graph (`in_one`). It runs in pieces
+(`pieces`) if code of the user, such as hooks, runs between the parts, and in the call
+that creates the state.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ Tensors = list[torch.Tensor]
 
 
 class Tail:
-    """The tail of a training step. Called after `backward()`, in place of all of it.
+    """Tail of a training step. Call it after `backward()`, in place of all of it.
 
     `clip_grad_norm`, `clip_grad_value`, `clip_grad_adaptive`, `norm_type`, `zero_grad`,
     `skip_nonfinite`, `stats`, `grad_divisor` and the `decays` of the averages may be
     set between calls.
     """
 
-    #: the names of the columns of `Outcome.stats`
+    #: names of the columns of `Outcome.stats`
     stats_names = COLUMNS
 
     def __init__(
@@ -91,7 +92,8 @@ class Tail:
         self._order = order
         self._lists = Lists(beside, order)
         self._options = options
-        #: for each optimizer: has it stepped in this tail, so that its state exists?
+        #: for each optimizer true if it has stepped in this tail, so that its state
+        #: exists
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
         self._told: set[str] = set()
@@ -139,7 +141,7 @@ class Tail:
         self._fused = self._steps = self._steady = None
 
     def _again(self, steady: Steady, average: bool) -> Outcome | None:
-        """Repeat the last call if this one is asked for the same; else return None."""
+        """Repeat the last call if this one has the same options; else return None."""
         fused = self._fused
         if fused is None or fused.why or compat.stance() not in TRACES:
             return None
@@ -160,7 +162,7 @@ class Tail:
     def _call(
         self, content: dict[str, Any], params: list[Any], average: bool | None
     ) -> Outcome:
-        """Do a call. `average`: its argument, None if `_again` may not repeat it."""
+        """Do a call. `average` is its argument, None if `_again` may not repeat it."""
         why = self._why_not_fused(content)
         if not why:
             self._beside.trace(content)
@@ -182,7 +184,7 @@ class Tail:
     def _in_one(
         self, content: dict[str, Any], params: list[Any], average: bool | None
     ) -> Outcome | Clipped | str:
-        """Do a call in one graph; returns the reason if nothing was written."""
+        """Do a call in one graph; return the reason if nothing was written."""
         assert self._fused is not None
         grads = gradients_of(params)
         if self._beside.alone:
@@ -202,7 +204,7 @@ class Tail:
 
     @property
     def stats_rows(self) -> list[str]:
-        """The names of the rows of `Outcome.stats`, one for each parameter."""
+        """Return the names of the rows of `Outcome.stats`, one for each parameter."""
         return row_names(self.names, parameters_of(self.optimizers))
 
     def __reduce__(self) -> Any:
@@ -215,7 +217,7 @@ class Tail:
     # ---------------------------------------------------------------- inputs
 
     def _content(self, accumulated: Any, params: list[Any]) -> dict[str, Any]:
-        """The checked inputs of a call; see `sequence.TailInputs`."""
+        """Return the checked inputs of a call; see `sequence.TailInputs`."""
         if accumulated is None:
             accumulated = self.grad_divisor
         max_norm = checked_limit("clip_grad_norm", self.clip_grad_norm)
@@ -244,7 +246,7 @@ class Tail:
         }
 
     def _found_before(self, optimizer: Optimizer) -> torch.Tensor | None:
-        """The scaler's `found_inf` if the user has called `unscale_`, or None."""
+        """Return the scaler's `found_inf` if the user called `unscale_`, else None."""
         scaler = self.scaler
         assert scaler is not None
         stage = compat.stage_of(scaler, optimizer)
@@ -267,7 +269,9 @@ class Tail:
     # ---------------------------------------------------------------- one graph
 
     def _why_not_fused(self, content: dict[str, Any]) -> str:
-        """Why this call runs in pieces; "begin": without a Report; "": it does not."""
+        """Return the reason why this call runs in pieces, or "". The reason "begin"
+        needs no Report.
+        """
         self._follow_steps()
         for k, optimizer in enumerate(self.optimizers):
             if not self._begun[k] and not has_state(optimizer):
@@ -287,7 +291,7 @@ class Tail:
         return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
     def _follow_steps(self) -> None:
-        """Release what was compiled if an optimizer has got another step."""
+        """Release what was compiled if the step of an optimizer was replaced."""
         steps = [x for optimizer in self.optimizers for x in steps_of(optimizer)]
         if len(steps) == len(self._seen) and all(map(is_, steps, self._seen)):
             return
@@ -370,7 +374,7 @@ class Tail:
         return self._steps
 
     def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
-        """Do the host's part after the launches."""
+        """Do the host's work after the launches."""
         self._beside.end(content)
         if self.zero_grad and not content["zeroed"]:
             clear(params)
@@ -399,23 +403,26 @@ def tail(
     names: Iterable[str] | torch.nn.Module | None = None,
     **options: Any,
 ) -> Tail:
-    """The tail of a training step, to be called after `backward()`.
+    """Return the tail of a training step. Call it after `backward()`.
 
-    `ema`: pairs (averages, decay) with a list of averages in the order of the
-    parameters of all groups; or triples (averages, their sources, decay); or pairs of
-    an AveragedModel, or such an object of another package, and the model or the
-    parameters that it averages. `copies`: tensors into which the parameters are copied,
-    in other dtypes. `zero_grad`: True sets gradients to None and never writes the
-    clipped ones, "zeros" fills them with zeros, False leaves the clipped gradients.
-    `clip_parameters`: the parameters, or the model, in whose order the total norm is
-    added up; by default the order of the groups. `norm_groups`: which processes have
-    other parts of the norm. `clip_grad_adaptive`: a factor, or (factor, eps).
-    `grad_divisor`: gradients are divided by it before all else, such as the number of
-    micro-batches that they are sums of. `stats`: measure each parameter; `names`: their
-    names, or the model that has them. `options`: see fuseopt.config.
+    - `ema`: pairs (averages, decay), in the order of the parameters of all groups, or
+      triples (averages, their sources, decay). An AveragedModel, or such an object of
+      another package, comes in a pair with the model or the parameters that it
+      averages.
+    - `copies`: tensors into which the parameters are copied, in other dtypes.
+    - `zero_grad`: True sets gradients to None and never writes the clipped ones.
+      "zeros" fills them with zeros, False leaves the clipped gradients.
+    - `clip_parameters`: parameters, or a model, in whose order the total norm is added
+      up; by default the order of the groups.
+    - `norm_groups`: the processes that have other parts of the norm.
+    - `clip_grad_adaptive`: a factor, or (factor, eps).
+    - `grad_divisor`: divides gradients before all else, such as the number of
+      micro-batches that they are sums of.
+    - `stats`: true to measure each parameter; `names`: their names, or their model.
+    - `options`: see fuseopt.config.
 
-    Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer;
-    TypeError and ValueError for arguments that no tail takes.
+    Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer.
+    Raises TypeError and ValueError for arguments that no tail takes.
     """
     all_optimizers = optimizers_of(optimizers)
     resolve(None, options)

@@ -1,10 +1,10 @@
-"""The first launch of a led tail: total norm, overflow flags and factors of a step.
+"""First launch of a led tail: total norm, overflow flags and factors of a step.
 
-These numbers depend on all gradients, so no lane can stand for others: the graph
-contains all gradients, and is built without Dynamo. It has one node, a function that is
-run on meta tensors when the graph is captured. The outputs are tensors without
-dimensions. The guard of the step that follows compares all gradients; where possible
-(`runtime/linked.py`), its result is used, and they are compared only once in a call.
+These numbers depend on all gradients, so no lane can stand for other lanes. The graph
+contains all gradients, and is built without Dynamo. It has one node, a function that
+the capture runs on meta tensors. The outputs are tensors without dimensions. The guard
+of the step that follows compares all gradients. Where possible (`runtime/linked.py`),
+this launch uses its result, so that a call compares them only once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .sequence import TailInputs, factor_of, inverse_of, measure, skip_of
 from .stats import begin
 
 Tensors = list[torch.Tensor]
-#: The most graphs that are kept, each for one set of options and number of gradients.
+#: Most graphs that are kept, each for one set of options and number of gradients.
 MAX_GRAPHS = 32
 
 
 class Factors(NamedTuple):
-    """What the step of one optimizer reads of all gradients; None: not computed.
+    """Values that one optimizer's step reads from all gradients; None: not computed.
 
-    Tensors without dimensions, which the next call overwrites. `skip`: bool, is the
-    step skipped? `unscales`, `clips`: factors of the gradients.
+    Tensors without dimensions, which the next call overwrites. `skip` is a bool, true
+    if the step is skipped. `unscales` and `clips` are factors of the gradients.
     """
 
     skip: torch.Tensor | None
@@ -57,9 +57,9 @@ NO_FACTORS = Factors(None, None, None)
 
 
 class Totals:
-    """The graphs of the first launch of one optimizer's tail.
+    """Graphs of the first launch of one optimizer's tail.
 
-    `notify` is called with the Report of each graph.
+    The class calls `notify` with the Report of each graph.
     """
 
     def __init__(self, config: Config, notify: Callable[[Report], None]) -> None:
@@ -74,12 +74,12 @@ class Totals:
         read_grads: Callable[[], Tensors],
         cells_of_grads: Sequence[Tensors] = (),
     ) -> NormLaunch:
-        """The first launch of a call.
+        """Return the first launch of a call.
 
-        `content`: the attributes of a `TailInputs` without the optimizers. `grads`: all
-        gradients; `read_grads` returns those of a later call. `cells_of_grads`: two
-        columns of tensors, for the norm of each gradient and the number of its elements
-        that are not finite.
+        `content` has the attributes of a `TailInputs` without the optimizers. `grads`
+        are all gradients; `read_grads` returns those of a later call. `cells_of_grads`
+        has two columns of tensors, for the norm of each gradient and the number of its
+        elements that are not finite.
 
         Raises LanesDiffer, CaptureError, CannotBuild, UnsupportedInput.
         """
@@ -113,7 +113,7 @@ class Totals:
             graph = _TotalsGraph(content, grads, cells, self.config, self.notify)
         self._graphs[key] = graph
         factors = graph.factors
-        if content["factor"] is not None:  # of an earlier clip, so none is made here
+        if content["factor"] is not None:  # of an earlier clip; none is made here
             factors = factors._replace(clips=content["factor"])
         return NormLaunch(graph, other_inputs, read_grads, cells, factors)
 
@@ -124,16 +124,16 @@ class Totals:
                 del self._graphs[key]
 
     def forget(self) -> None:
-        """Compare nothing with the last call, which an exception ended."""
+        """Forget the record of the last call, which an exception ended."""
         for graph in self._graphs.values():
             graph.forget()
 
 
 class NormLaunch:
-    """The first launch, for calls with the same inputs besides gradients; see
+    """First launch, for calls with the same inputs besides gradients; see
     `TailArguments.ahead`.
 
-    `factors`: the tensors that it writes and the step reads.
+    `factors` are the tensors that it writes and the step reads.
     """
 
     def __init__(
@@ -152,14 +152,14 @@ class NormLaunch:
 
     @property
     def results(self) -> Tensors:
-        """The results of the last call, which belong to the caller: is the step
-        skipped, the flag for GradScaler, the total norm; of these those that exist.
+        """Results of the last call, which belong to the caller. They are the skip of
+        the step, the flag for GradScaler, and the total norm, as far as they exist.
         """
         return [] if self.graph is None else self.graph.results
 
     def __call__(self, step: CompiledStep) -> Launches:
-        """Prepare the launches. `step`: may have compared all gradients. Raises
-        StaleTailInputs if the number of gradients has changed.
+        """Prepare the launches. The guard of `step` may have compared all gradients.
+        Raises StaleTailInputs if the number of gradients has changed.
         """
         graph = self.graph
         if graph is None:
@@ -181,7 +181,7 @@ class NormLaunch:
 
 
 class _TotalsGraph:
-    """The graph for one set of options and one number of gradients."""
+    """Graph for one set of options and one number of gradients."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _TotalsGraph:
     ) -> None:
         (found_inf,) = content["founds"]
         self.n = len(grads)
-        # neither the tensors are kept nor their identities
+        # it keeps neither the tensors nor their identities
         self.content = {k: content[k] for k in ("judged", "norm_type", "places")}
         self.content["order"] = dtypes_in_order(grads, content["places"])
         #: the indices of the inputs that are not None, tensors first
@@ -215,8 +215,8 @@ class _TotalsGraph:
             results = self._results(metas[: self.n], *metas[self.n :])
         device = grads[0].device
         dtypes = [None if x is None else x.dtype for x in results[:5]]
-        #: The step reads these from the same addresses in each call, since memory that
-        #: moves would be compared with all other memory. Results are fresh tensors.
+        #: The step reads these from the same addresses in each call, since a guard
+        #: compares moved memory with all other memory. Results are fresh tensors.
         self.factors = Factors(
             *(
                 None if dtype is None else torch.empty((), dtype=dtype, device=device)
@@ -253,14 +253,14 @@ class _TotalsGraph:
         self.pending = Pending()
         policy = Refusing("gradients share memory", _checked_by(weakref.ref(self)))
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
-        #: the link to a step's guard, for which Ahead, and memory to keep until the
-        #: launches have run
+        #: the link to a step's guard, the NormLaunch of the link, and memory to keep
+        #: until the launches have run
         self._ahead: Callable[[], NormLaunch | None] = lambda: None
         self._linked: Linked | None = None
         self._memory: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
-        """The function of the only node; it writes to the arguments behind the
+        """Return the only node's function. It writes to arguments after the
         gradients.
         """
         n, order = self.n, self.order
@@ -285,7 +285,8 @@ class _TotalsGraph:
         self, grads: Sequence[torch.Tensor], *other_inputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
         """Compute the results (see `NormLaunch.results`) from gradients, then the
-        factors, then norms and counts of each gradient. None for what is not asked for.
+        factors, then norms and counts of each gradient. None stands for those that no
+        option needs.
         """
         scale, found_inf, divisor, max_norm = other_inputs
         inputs = TailInputs(
@@ -302,7 +303,7 @@ class _TotalsGraph:
             (found_inf_of_all,) = measured.found_infs
             skip = skip_of(inputs, found_inf_of_all, norm, grads[0].device)
             if inverse is not None and found_inf is None:
-                # a value that depends on the flag is computed in the same launch
+                # this launch also computes a value that depends on the flag
                 unscales = torch.where(skip, inverse, inverse)
         clips = None
         if max_norm is not None and norm is not None:
@@ -325,7 +326,7 @@ class _TotalsGraph:
         fresh: Tensors,
         other_inputs: Sequence[Any],
     ) -> list[Any]:
-        """The arguments of the graph."""
+        """Return the arguments of the graph."""
         inputs = [other_inputs[k] for k in self.order]
         return [*grads, *self.factor_tensors, *cells, *fresh, *inputs]
 
@@ -342,8 +343,8 @@ class _TotalsGraph:
             self.grads = []
 
     def link(self, step: CompiledStep, ahead: NormLaunch) -> None:
-        """In later calls, use the guard of a step that has compared the gradients of
-        this one, if that is possible. `ahead`: has the other inputs.
+        """Use the guard of a step that has compared the gradients of this call, if
+        possible, in later calls. `ahead` has the other inputs.
         """
         compared = compared_by(step)
         if compared is None or len(compared.places) != self.n:
@@ -356,8 +357,8 @@ class _TotalsGraph:
         self._ahead = weakref.ref(ahead)
 
     def follow(self, step: CompiledStep, ahead: NormLaunch) -> Launches | None:
-        """The launches for gradients that `step` has compared; None if it is not linked
-        to that guard, for calls with the inputs of `ahead`.
+        """Return the launches for gradients that `step` has compared. Return None if
+        there is no link to that guard, for calls with the inputs of `ahead`.
         """
         if self._linked is None or self._ahead() is not ahead:
             return None
@@ -376,12 +377,12 @@ class _TotalsGraph:
             self.pending.drop()
 
     def forget(self) -> None:
-        """Compare nothing with the last call."""
+        """Forget the record of the last call."""
         self._linked = None
         self.step.forget()
 
     def check_order(self) -> None:
-        """Raise Other if the order changes in which norms are added up."""
+        """Raise StaleTailInputs if the order changes in which norms are added up."""
         if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
             raise StaleTailInputs
 
@@ -389,7 +390,7 @@ class _TotalsGraph:
 def _checked_by(
     owner: weakref.ref[_TotalsGraph],
 ) -> Callable[[Binding, list[Any], int], None]:
-    """Follow all changes that leave the order of dtypes."""
+    """Return a check that follows all changes that leave the order of dtypes."""
 
     def changed(bound: Binding, metadata: list[Any], found: int) -> None:
         graph = owner()

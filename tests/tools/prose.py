@@ -51,6 +51,7 @@ DONE = (
     *("inputs", "shadow", "replicate", "isolate", "integrations"),
     *("cli", "conformance", "compiler", "capture", "compat"),
     *("ir", "lowering", "uniformity", "scheduler", "codegen"),
+    *("runtime", "shards", "storage", "tails", "backward", "offload"),
 )
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.

@@ -1,1 +1,1 @@
-"""How a C++ kernel is built, and the table that it reads."""
+"""Build C++ kernels, and fill the tables that they read."""

@@ -1,12 +1,12 @@
 """Build C++ source to a loaded shared library, with a content-addressed cache on disk.
 
 A kernel's key is the hash of its text, the compiler, its flags and the processor's
-features, so that a folder shared by several machines never gives a library that this
-processor cannot run. Where there is no compiler, kernels that came with the package are
-taken (`prebuilt`). Libraries are code: `folders` decides which files are trusted, and
-the very bytes whose checksum was verified are loaded. Writes are atomic and under a
-lock per key; a damaged entry is built again; a folder that cannot be used is replaced
-by a private temporary one.
+features. So a folder shared by several machines never gives a library that this
+processor cannot run. Without a compiler, the kernels of the package are loaded
+(`prebuilt`). Libraries are code: `folders` decides which files are trusted, and the
+loader gets the very bytes whose checksum was verified. Writes are atomic and under a
+lock per key. A damaged entry is rebuilt. A private temporary folder replaces one that
+cannot be used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .toolchain import LINES, TRIAL, Compiler, find_compiler
 
 log = logging.getLogger("fuseopt")
 
-#: Seconds for which a process waits, once, for another one that builds.
+#: Seconds for which a process waits, once, for another process that builds.
 LOCK_SECONDS = 120.0
-#: Folders of builds begin so; then comes the key.
+#: Prefix of the folders of builds; the key follows.
 WORK = ".build-"
 #: Seconds after which a folder of an earlier version, without a key, is removed.
 LEFT_BEHIND = 86400.0
@@ -54,7 +54,7 @@ NO_PLACE = (
 
 @dataclass(frozen=True)
 class Job:
-    """A source to be built, with its compiler."""
+    """Source to build, with its compiler."""
 
     source: Source
     compiler: Compiler
@@ -69,10 +69,10 @@ class Job:
 
 
 class Builder:
-    """Builds C++ kernels and counts what it did.
+    """Builder of C++ kernels, with counts of what it did.
 
-    `builds`: compiler runs. `disk_hits`: libraries found on disk. `loaded`: kernels by
-    key, so that a process loads each once.
+    `builds` counts compiler runs, `disk_hits` libraries found on disk. `loaded` has
+    kernels by key, so that a process loads each once.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Builder:
         fast: bool,
         built: list[str] | None = None,
     ) -> ctypes.CDLL:
-        """The library of a C++ source. Raises CannotBuild or BuildError.
+        """Return the library of a C++ source. Raises CannotBuild or BuildError.
 
         `built` gets its key if a compiler had to run.
         """
@@ -113,13 +113,13 @@ class Builder:
         return library
 
     def compiler_for(self, source: Source, fast: bool) -> Compiler | Path:
-        """The compiler; where there is none, a kernel of the package. Raises
+        """Return the compiler; without one, the path of a kernel of the package. Raises
         CompilerMissing where there is neither.
         """
         try:
             return find_compiler()
         except CompilerMissing as error:
-            # what $CXX names and cannot be run is to be corrected, not gone around
+            # a $CXX that cannot be run must be corrected, not ignored
             if os.environ.get("CXX", "").strip():
                 raise
             path = prebuilt.path_of(source, fast)
@@ -133,7 +133,7 @@ class Builder:
             ) from error
 
     def _of_package(self, path: Path) -> ctypes.CDLL:
-        """A kernel that came with the package."""
+        """Load a kernel of the package."""
         key = str(path)
         if key in self._loaded:
             self.memory_hits += 1
@@ -149,7 +149,7 @@ class Builder:
         return library
 
     def _obtain(self, folder: str, job: Job) -> tuple[ctypes.CDLL, bool]:
-        """The library, and whether it was compiled now."""
+        """Return the library, and whether this call compiled it."""
         try:
             library = self._find(folder, job.key)
             if library is not None:
@@ -184,7 +184,7 @@ class Builder:
     # ---------------------------------------------------------------- the cache
 
     def _find(self, folder: str, key: str) -> ctypes.CDLL | None:
-        """A cached library; None if it is missing or damaged."""
+        """Return a cached library; None if it is missing or damaged."""
         try:
             with Folder.open(folder) as root, root.enter(key[:2]) as place:
                 return self._hit(place, key)
@@ -200,7 +200,7 @@ class Builder:
     # ---------------------------------------------------------------- builds
 
     def _build(self, folder: str, job: Job) -> tuple[ctypes.CDLL, bool]:
-        """The library, and whether it was compiled now, not by another process."""
+        """Return the library, and whether this process compiled it."""
         with contextlib.ExitStack() as stack:
             root = stack.enter_context(Folder.open(folder, make=True))
             place = stack.enter_context(root.enter(job.key[:2], make=True))
@@ -209,7 +209,8 @@ class Builder:
                 if library is not None:
                     return library, False
                 for name in place.names():
-                    # the lock is held here: a folder of this key is of a killed build
+                    # this process has the lock, so a folder of this key is of a killed
+                    # build
                     if name.startswith(f"{WORK}{job.key}"):
                         place.remove(name)
                 content = self._compile(place, job)
@@ -228,8 +229,8 @@ class Builder:
 
     @contextlib.contextmanager
     def _alone(self, folder: str, place: Folder, key: str) -> Iterator[None]:
-        """Hold a key's lock. Raises Timeout, of which one is enough for all keys."""
-        import filelock  # only a process that builds waits for others
+        """Hold a key's lock. Raises Timeout, once for all keys."""
+        import filelock  # only a process that builds waits for another one
 
         lock = filelock.FileLock(os.path.join(place.path, f"{key}.lock"), mode=0o600)
         end = time.monotonic() + LOCK_SECONDS
@@ -246,7 +247,7 @@ class Builder:
             lock.release()
 
     def _compile(self, place: Folder, job: Job) -> bytes:
-        """Compile a source and cache the library; returns its bytes."""
+        """Compile a source and cache the library; return its bytes."""
         name = f"{WORK}{job.key}-{secrets.token_hex(4)}"
         try:
             with place.enter(name, make=True) as work:
@@ -265,8 +266,8 @@ class Builder:
             place.remove(name)
 
     def _run(self, work: Folder, job: Job) -> None:
-        """Compile `kernel.so`. Raises OSError, CompilerMissing or BuildError, by what
-        the cause is: the disk, the compiler or the source.
+        """Compile `kernel.so`. Raises OSError, CompilerMissing or BuildError where the
+        disk, the compiler or the source is the cause.
         """
         result = _call(job.command("kernel.cpp", "kernel.so"), work)
         if not result.returncode and work.holds("kernel.so"):
@@ -274,8 +275,8 @@ class Builder:
         message = result.stderr.strip()
         if any(words in message for words in NO_PLACE):
             raise OSError(f"the compiler says: {_first_lines(message)}")
-        # is it the source, or the compiler?
-        with contextlib.suppress(OSError):  # which would hide what it says
+        # find out whether the source or the compiler is the cause
+        with contextlib.suppress(OSError):  # a full disk would hide the cause
             work.write("trial.cpp", TRIAL.encode())
             trial = _call(job.command("trial.cpp", "trial.so"), work)
             if trial.returncode or not work.holds("trial.so"):
@@ -290,8 +291,8 @@ class Builder:
 
 
 def _call(command: Sequence[str], work: Folder) -> subprocess.CompletedProcess[str]:
-    """Run a compiler in a folder, where it keeps its temporary files as well."""
-    # by its descriptor: renaming a parent folder cannot put another one in its place
+    """Run a compiler in a folder, where it keeps its temporary files too."""
+    # by its descriptor, since renaming a parent folder can replace a path
     by_descriptor = f"/proc/self/fd/{work.handle}"
     place = by_descriptor if os.path.isdir(by_descriptor) else work.path
     try:
@@ -307,7 +308,7 @@ def _call(command: Sequence[str], work: Folder) -> subprocess.CompletedProcess[s
         )
     except OSError as error:
         if error.filename == place:
-            raise  # somebody removed the folder
+            raise  # another process removed the folder
         name = shlex.join(command[:1])
         raise CompilerMissing(f"{name} does not run: {error}") from error
 
@@ -317,7 +318,9 @@ def _first_lines(text: str) -> str:
 
 
 def _kept(text: str) -> str:
-    """Keep refused source under a name that nobody can foresee; says where."""
+    """Write refused source to a file with an unpredictable name; return a text that
+    names it, or gives the reason why there is none.
+    """
     try:
         handle, path = tempfile.mkstemp(prefix="fuseopt-", suffix=".cpp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -328,7 +331,7 @@ def _kept(text: str) -> str:
 
 
 def parts(root: Folder) -> list[str]:
-    """The folders of a cache in which kernels lie, by name."""
+    """Return the folders of a cache in which kernels lie, by name."""
     return [name for name in root.names() if len(name) == 2]
 
 
@@ -377,7 +380,7 @@ def _open(place: Folder, key: str) -> ctypes.CDLL | None:
 
 
 def _loaded(content: bytes) -> ctypes.CDLL:
-    """Load a library from its bytes: a file may be another one a moment later."""
+    """Load a library from its bytes, since a file may change a moment later."""
     try:
         handle = os.memfd_create("fuseopt")
     except (AttributeError, OSError):
@@ -385,9 +388,8 @@ def _loaded(content: bytes) -> ctypes.CDLL:
     try:
         with open(handle, "wb", closefd=False) as file:
             file.write(content)
-        # the loader takes libraries of one path for one library, and descriptors have
-        # their numbers again and again: so the path says the same in another way
-        # each time
+        # the loader takes libraries of one path for one library, and the system reuses
+        # numbers of descriptors. So each load spells the path differently
         detour = "".join("./" if x == "1" else "/" for x in f"{secrets.randbits(64):b}")
         return ctypes.CDLL(f"/proc/self/fd/{detour}{handle}")
     except OSError:
@@ -397,7 +399,7 @@ def _loaded(content: bytes) -> ctypes.CDLL:
 
 
 def _loaded_from_copy(content: bytes) -> ctypes.CDLL:
-    """The same where nothing can be loaded from memory."""
+    """Load a library from a copy on disk, where the loader cannot read memory."""
     with tempfile.TemporaryDirectory(prefix="fuseopt-") as folder:
         path = os.path.join(folder, f"{secrets.token_hex(8)}.so")
         with open(path, "xb") as file:

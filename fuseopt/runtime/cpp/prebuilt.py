@@ -1,10 +1,10 @@
-"""Kernels that came with the package, for machines without a compiler.
+"""Kernels of the package, for machines without a compiler.
 
-`make wheel` builds the kernels of common steps for three levels of x86-64, which all
-processors of some year have, or for aarch64. They lie in a folder for each level, named
-as kernels of the cache are: by their text and all that they depend on. The text holds
-no shape and no number, so one kernel serves every model. Where no compiler is found,
-the best level that this processor has is looked through first.
+`make wheel` builds the kernels of common steps for three levels of x86-64, or for
+aarch64. All processors after some year have a given level. Each level has a folder. A
+kernel's name is built as in the cache: from its text and all that it depends on. The
+text holds no shape and no number, so one kernel serves every model. Without a compiler,
+the best level of this processor is searched first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .toolchain import flags_of, name_of, processor
 log = logging.getLogger("fuseopt")
 
 FOLDER = Path(__file__).with_name("kernels")
-#: By machine and level, the best one first: the features, as Linux names them, that it
-#: has above the levels below it (x86-64 psABI, "Micro-Architecture Levels").
+#: By machine and level, the best one first: the features, as Linux names them, which
+#: the levels below lack (x86-64 psABI, "Micro-Architecture Levels").
 LEVELS = {
     "x86_64": {
         "x86-64-v4": frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split()),
@@ -34,10 +34,10 @@ LEVELS = {
     },
     "aarch64": {"armv8-a": frozenset({"fp", "asimd"})},
 }
-#: Part of the name of each kernel, where those of the cache have their compiler.
+#: Part of the name of each kernel, in the place of the compiler's identity.
 IDENTITY = "built with the package"
-#: The OpenMP of torch is in the process, under one name or another: a library that asks
-#: for it by name might be given a second one, or none.
+#: Arguments without OpenMP. torch's OpenMP is in the process, under some name. A
+#: library that requires it by name may get a second one, or none.
 LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc", "-s")
 THROWING_LIBRARIES = ("-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc")
 #: A function of every OpenMP.
@@ -45,26 +45,26 @@ ENTRY = "omp_get_num_threads"
 
 
 def libraries(source: Source) -> tuple[str, ...]:
-    """The arguments after the source."""
+    """Return the arguments after the source."""
     return THROWING_LIBRARIES if source.throws else LIBRARIES
 
 
 def key(source: Source, fast: bool, level: str) -> str:
-    """The name of the library of a source."""
+    """Return the name of the library of a source."""
     all_arguments = " ".join((*flags_of(source, fast, level), *libraries(source)))
     return name_of(source.text, IDENTITY, all_arguments, level)
 
 
 @functools.cache
 def levels() -> tuple[str, ...]:
-    """The levels that this processor has, the best one first."""
+    """Return the levels that this processor has, the best one first."""
     if os.name != "posix":
         return ()
     return levels_of(platform.machine(), frozenset(processor().split()))
 
 
 def levels_of(machine: str, features: frozenset[str]) -> tuple[str, ...]:
-    """The levels that a processor of these features has. A level has all below it."""
+    """Return the levels of a processor with these features, with all below them."""
     found: list[str] = []
     for level, needed in reversed(LEVELS.get(machine, {}).items()):
         if not needed <= features:
@@ -74,7 +74,7 @@ def levels_of(machine: str, features: frozenset[str]) -> tuple[str, ...]:
 
 
 def path_of(source: Source, fast: bool) -> Path | None:
-    """The library of a source for this processor; None if the package has none."""
+    """Return the library of a source for this processor; None if there is none."""
     for level in levels():
         path = FOLDER / level / f"{key(source, fast, level)}.so"
         if path.is_file():
@@ -83,7 +83,7 @@ def path_of(source: Source, fast: bool) -> Path | None:
 
 
 def load(path: Path) -> ctypes.CDLL | None:
-    """A library of the package; None, with a warning, where it cannot be loaded."""
+    """Load a library of the package; return None, with a warning, if that fails."""
     try:
         share_openmp()
         return ctypes.CDLL(str(path))
@@ -96,8 +96,8 @@ def load(path: Path) -> ctypes.CDLL | None:
 def share_openmp() -> None:
     """Let libraries that are loaded later find the OpenMP that torch calls.
 
-    torch for x86-64 shares it, and torch for aarch64 does not. It is found from the
-    address of a function, because its file has many names.
+    torch for x86-64 shares it, and torch for aarch64 does not. The address of a
+    function gives its file, which has many names.
     """
     if hasattr(ctypes.CDLL(None), ENTRY):
         return
@@ -110,7 +110,7 @@ def share_openmp() -> None:
 
 
 class _Place(ctypes.Structure):
-    """Where an address lies: `Dl_info` of dlfcn.h."""
+    """Location of an address: `Dl_info` of dlfcn.h."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -121,7 +121,7 @@ class _Place(ctypes.Structure):
 
 
 def count() -> int:
-    """How many kernels came with the package for the best level of this processor."""
+    """Return the number of the package's kernels for this processor's best level."""
     if not levels():
         return 0
     return sum(1 for _ in (FOLDER / levels()[0]).glob("*.so"))

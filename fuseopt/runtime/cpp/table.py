@@ -1,8 +1,8 @@
-"""The table of a C++ kernel: addresses, numbers and geometry of every lane.
+"""Table of a C++ kernel: addresses, numbers and geometry of every lane.
 
-A `KernelTable` is made from a Kernel and the layouts of the tensors of a call. The pool
-of addresses is shared by all kernels of a step; a table only holds positions in it, so
-that a moved tensor changes one entry of the pool and nothing here.
+A `KernelTable` is made from a Kernel and the layouts of the tensors of a call. All
+kernels of a step share the pool of addresses. A table only holds positions in it. So a
+moved tensor changes one entry of the pool and no table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..tables.upload import Arena
 class TensorLayout(NamedTuple):
     """Shape and strides (in elements) of one tensor of the call.
 
-    `on_host`: its dtype, if it lies in the CPU's memory.
+    `on_host` is its dtype, if it lies in the CPU's memory.
     """
 
     shape: tuple[int, ...]
@@ -41,11 +41,11 @@ class TensorLayout(NamedTuple):
 
 
 class KernelTable(Protocol):
-    """One kernel bound to the tensors of a call: what a target's runtime provides.
+    """Interface of one kernel bound to the tensors of a call, for a target's runtime.
 
-    The pool of addresses is shared by all kernels of a step and read at each launch.
-    `symbolic` says that some scalar is computed at each call. `place`: the device whose
-    memory the table is in, None for the host's own.
+    All kernels of a step share the pool of addresses, which each launch reads.
+    `symbolic` is true if each call computes some scalar. `place` is the device whose
+    memory has the table, None for the host's own.
     """
 
     symbolic: bool
@@ -70,28 +70,28 @@ class KernelTable(Protocol):
 
 
 class HostTable(KernelTable, Protocol):
-    """A table in the CPU's memory."""
+    """Interface of a table in the CPU's memory."""
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """C calls that run the kernel once."""
+        """Return C calls that run the kernel once."""
 
 
 class DeviceTable(KernelTable, Protocol):
-    """A table on a device; the words of it that change lie in an arena."""
+    """Interface of a table on a device; its changing words lie in an arena."""
 
     arena: Arena | None
     cells: Cells
 
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that have the same contents before and after each launch."""
+        """Tensors whose contents no launch changes."""
 
     @property
     def words(self) -> tuple[int, int]:
-        """The number of words of an arena that it needs: for lanes, for rows."""
+        """Numbers of words of an arena that the table needs: for lanes, for rows."""
 
     def settle(self, arena: Arena, lanes: int, rows: int) -> None:
-        """Take its words of an arena, from `lanes` and from `rows` on."""
+        """Take the table's words of an arena, from `lanes` and from `rows` on."""
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
         """Use the compiled helper for `refresh` and `fetch`, where there is one."""
@@ -100,19 +100,19 @@ class DeviceTable(KernelTable, Protocol):
         """Write the addresses that changed since the last refresh to the arena."""
 
     def fetch(self) -> None:
-        """Write the numbers of the CPU that it reads to the arena, as they are now."""
+        """Write the present numbers of the CPU that the table reads to the arena."""
 
     def part(self) -> Part | None:
-        """See tables.told."""
+        """Return the table's Part, or None; see the module `told`."""
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
-        """Adapt a copy of the arena's words to the memory it will be read from."""
+        """Adapt a copy of the arena's words to the memory that the kernel will read."""
 
     def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
-        """What starts the kernel once, over the words of an arena or copies of them."""
+        """Return a function that starts the kernel once, with these words."""
 
     def run(self, start: Callable[[], None] | None = None) -> None:
-        """Start the kernel with the tables as they are on the device."""
+        """Start the kernel with the tables on the device."""
 
 
 #: (kernel, pool, pool position of a buffer, layouts of buffers) -> table
@@ -122,13 +122,13 @@ TableFactory = Callable[
 
 
 class TableStruct(ctypes.Structure):
-    """What a launch passes to a kernel, for one variant."""
+    """Arguments of a kernel's launch, for one variant."""
 
     _fields_ = fields(header("prelude"), "Table")
 
 
 def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor seen in a larger index space: 0 where it repeats."""
+    """Return a tensor's strides in a larger index space: 0 where it repeats."""
     missing = len(space) - len(layout.shape)
     strides = [0] * missing
     for size, wanted, stride in zip(
@@ -141,7 +141,8 @@ def _expanded(layout: TensorLayout, space: tuple[int, ...]) -> tuple[int, ...]:
 def geometry(
     space: tuple[int, ...], layouts: Sequence[TensorLayout]
 ) -> tuple[int, ...] | None:
-    """None if one flat index serves all tensors of a lane, else its sizes and strides.
+    """Return None if one flat index serves all tensors of a lane, else sizes and
+    strides.
 
     The dimensions are ordered by the first tensor's strides and joined where every
     tensor allows it, so that the inner loop is long.
@@ -185,7 +186,7 @@ def geometry(
 
 
 class VariantTable:
-    """The arrays of one variant, kept alive while a struct points to them."""
+    """Arrays of one variant, kept alive while a struct points to them."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class VariantTable:
         elements = [
             s for s, slot in enumerate(variant.slots) if slot.domain == "element"
         ]
-        # the written tensors lead, so that their order of memory is followed
+        # the written tensors lead, so that the loop follows their order of memory
         leading = sorted(elements, key=lambda s: not variant.slots[s].write)
         self.start = array("q", [0])
         self.strided = array("q")
@@ -228,10 +229,10 @@ class VariantTable:
             lane_layouts = [layouts[columns[s][lane]] for s in leading]
             leads = bool(variant.reduction or size)
             if variant.reduction:
-                # eager folds in the order of memory of what it reduces
+                # eager reduces in the order of memory of the operand
                 lane_layouts.insert(0, layouts[variant.operands[lane]])
             elif size:
-                # blocks are made of neighbours of a contiguous tensor
+                # the elements of a block are neighbours of a contiguous tensor
                 plain = TensorLayout(space, contiguous_strides(space))
                 lane_layouts.insert(0, plain)
             shape_and_steps = geometry(space, lane_layouts) if elements else None
@@ -286,7 +287,7 @@ class VariantTable:
         return self.encode(folding)
 
     def fill_rows(self, numbers: Sequence[float]) -> None:
-        """Write what changes in the scalar rows: the values of the step's symbols."""
+        """Write the scalar rows that change: the values of the step's symbols."""
         self.symbols.write(numbers)
 
     @property
@@ -295,7 +296,7 @@ class VariantTable:
 
 
 def owners_of_lanes(variant: Variant, owners: Mapping[int, int]) -> list[int]:
-    """Of each lane the one owner that its buffers have; -1 of one that has none."""
+    """Return the one owner of each lane's buffers; -1 for a lane without an owner."""
     return [
         max(owners.get(b, -1) for b in lane)
         for lane in zip(*variant.columns, strict=True)
@@ -309,7 +310,7 @@ def _address(a: array[int] | array[float]) -> int:
 class CppTable:
     """All variants' tables of one C++ kernel, as the structs that a launch passes.
 
-    `entry(structs, threads)` is the compiled function; `library` the address of the
+    `entry(structs, threads)` is the compiled function. `library` is the address of the
     struct of vector functions.
     """
 
@@ -352,7 +353,7 @@ class CppTable:
             t.fill_rows(numbers)
 
     def prepare(self, threads: int) -> None:
-        """Be ready for a launch with so many threads."""
+        """Allocate what a launch with this number of threads needs."""
         if threads == self.threads:
             return
         self.threads = threads
@@ -370,9 +371,9 @@ class CppTable:
         owners: Mapping[int, int],
         helper: ctypes.PyDLL | None,
     ) -> None:
-        """Let only the lanes of owners that have a 1 in `taking` take part in launches,
-        None: all of them. `owners`: by buffer; lanes of none have the last of `taking`.
-        `helper`: the library of the guards.
+        """Let only the lanes take part in launches whose owners have a 1 in `taking`.
+        None lets all lanes take part. `owners` is by buffer; lanes without an owner
+        have the last byte of `taking`. `helper` is the library of the guards.
         """
         if not self._rows:
             if taking is None:
@@ -395,6 +396,6 @@ class CppTable:
         self.entry(self.structs, threads)
 
     def launches(self, threads: int) -> list[Callable[[], object]]:
-        """C calls that do the same, for this number of threads."""
+        """Return C calls that run the kernel once, with this number of threads."""
         self.prepare(threads)
         return [functools.partial(self.entry, self.structs, threads)]

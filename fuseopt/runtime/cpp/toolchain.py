@@ -1,7 +1,7 @@
-"""The C++ compiler: find it, its flags, and the identity by which kernels are cached.
+"""Find the C++ compiler, its flags, and the identity by which kernels are cached.
 
 `$CXX` is a command as in a shell: `g++ -O0`, `ccache g++`, a path in quotes. Where it
-is set, no other compiler is ever taken.
+is set, no other compiler is tried.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ...codegen import Source
 from ...errors import CompilerMissing
 from ...locks import new_lock
 
-#: Of the processor that is here: what is not built for others.
+#: Flag for the processor of this machine; kernels for other machines lack it.
 NATIVE = "-march=native"
-#: Of x86-64: memory is the limit, and wide registers keep more of it under way.
+#: Flag of x86-64: memory is the limit, and wide registers have more loads under way.
 WIDE = "-mprefer-vector-width=512"
 COMMON_FLAGS = (
     "-std=c++17",
-    # loops vectorized as with -O3, the rest compiled a third faster
+    # vectorizes loops as -O3 does, compiles the rest a third faster
     "-O2",
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
@@ -35,7 +35,7 @@ COMMON_FLAGS = (
     "-fPIC",
     "-shared",
     "-fopenmp",
-    # <math.h> as C has it: libstdc++'s brings templates, a third of all that is read
+    # <math.h> of C alone: libstdc++'s includes templates, a third of the whole text
     "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS",
     "-fno-math-errno",
     "-fwrapv",  # integers overflow as they do in eager
@@ -44,21 +44,21 @@ COMMON_FLAGS = (
     *((WIDE,) if platform.machine() == "x86_64" else ()),
 )
 EXACT_FLAGS = ("-ffp-contract=off",)
-#: Before all others: it takes back what $CXX may allow.
+#: First flags: they undo what $CXX may allow.
 STRICT_FLAGS = ("-fno-fast-math",)
-#: For source that neither throws nor catches: all but the library of the guards.
+#: Flags of source that neither throws nor catches: all but the library of the guards.
 PLAIN_FLAGS = ("-fno-exceptions",)
-#: What GCC links then; by default it adds the C++ library, which no kernel calls and
-#: which takes longer to read than all others.
+#: Libraries that GCC links then. By default it adds the C++ library. No kernel calls
+#: that, and it takes longer to read than all other ones.
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 FAST_FLAGS = ("-ffp-contract=fast", "-fassociative-math", "-fno-signed-zeros")
-#: The least source that a compiler must be able to compile with the flags of a kernel.
+#: Least source that a compiler must be able to compile with the flags of a kernel.
 TRIAL = "#include <math.h>\n#include <stdint.h>\n" + 'extern "C" void trial() {}\n'
-#: Files up to this size may be scripts; their contents are a part of the identity.
+#: Largest size of a possible script; a script's contents are a part of the identity.
 SCRIPT = 1 << 16
-#: The lines of a compiler's output that messages show.
+#: Lines of a compiler's output that messages show.
 LINES = 12
-#: What GCC and Clang look for headers in, besides what they are told by flags.
+#: Variables where GCC and Clang look for folders of headers, besides their flags.
 HEADERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 _asking = new_lock()
@@ -66,7 +66,7 @@ _asking = new_lock()
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, and all that its output depends on (`identity`)."""
+    """C++ compiler: its command, and all that its output depends on (`identity`)."""
 
     command: tuple[str, ...]
     identity: str
@@ -74,30 +74,30 @@ class Compiler:
 
     @property
     def path(self) -> str:
-        """The program that is called."""
+        """Return the program to run."""
         return self.command[0]
 
     @property
     def name(self) -> str:
-        """The command as one string, for messages."""
+        """Return the command as one string, for messages."""
         return shlex.join(self.command)
 
     def flags(self, source: Source, fast: bool) -> tuple[str, ...]:
-        """The arguments before the source."""
+        """Return the arguments before the source."""
         return flags_of(source, fast)
 
     def libraries(self, source: Source) -> tuple[str, ...]:
-        """The libraries that are linked; the arguments after the source."""
+        """Return the libraries to link; the arguments after the source."""
         return GCC_LIBRARIES if self.is_gcc and not source.throws else ()
 
     def key(self, source: Source, fast: bool) -> str:
-        """The name under which a library is kept: a hash of all that it depends on."""
+        """Return the name of a cached library: a hash of all that it depends on."""
         arguments = " ".join((*self.flags(source, fast), *self.libraries(source)))
         return name_of(source.text, self.identity, arguments, processor())
 
 
 def flags_of(source: Source, fast: bool, march: str = "") -> tuple[str, ...]:
-    """The flags of a kernel, for this processor or a level such as "x86-64-v3"."""
+    """Return the flags of a kernel, for this processor or a level ("x86-64-v3")."""
     common = COMMON_FLAGS
     if march:
         wide = (WIDE,) if march.startswith("x86-64") else ()
@@ -109,14 +109,14 @@ def flags_of(source: Source, fast: bool, march: str = "") -> tuple[str, ...]:
 
 
 def name_of(text: str, identity: str, arguments: str, runs_on: str) -> str:
-    """The name of a library: a hash of its text, what builds it, and what runs it."""
+    """Return the name of a library: a hash of its text, builder and processor."""
     content = "\0".join((text, identity, arguments, runs_on))
     return hashlib.sha256(content.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 @functools.cache
 def processor() -> str:
-    """The features of this machine's processor, as one string."""
+    """Return the features of this machine's processor, as one string."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -127,7 +127,9 @@ def processor() -> str:
 
 
 def find_compiler() -> Compiler:
-    """The C++ compiler: $CXX, or else g++, clang++ or c++. Raises CompilerMissing."""
+    """Return the C++ compiler: $CXX, or else g++, clang++ or c++. Raises
+    CompilerMissing.
+    """
     wanted = os.environ.get("CXX", "").strip()
     if wanted:
         command = _command(wanted)
@@ -144,8 +146,10 @@ def find_compiler() -> Compiler:
 
 
 def _command(wanted: str) -> tuple[str, ...]:
-    """The words of $CXX, programs among them as paths. Raises CompilerMissing."""
-    whole = shutil.which(wanted)  # a path with spaces, of which nobody quoted any
+    """Return the words of $CXX, programs among them as paths. Raises
+    CompilerMissing.
+    """
+    whole = shutil.which(wanted)  # a path with spaces and without quotes
     if whole:
         return (os.path.abspath(whole),)
     try:
@@ -160,7 +164,7 @@ def _command(wanted: str) -> tuple[str, ...]:
             f"CXX={wanted!r} names no program that can be run. Correct it, or unset it "
             "for the first of g++, clang++, c++ that is found."
         )
-    # the working directory of a compilation is another one
+    # a compilation has another working directory
     arguments = (os.path.abspath(w) if _is_program(w) else w for w in words[1:])
     return (os.path.abspath(path), *arguments)
 
@@ -170,11 +174,11 @@ def _is_program(word: str) -> bool:
 
 
 def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
-    """The identity of each program of a command: path, size, time, digest of a script;
-    and the folders of headers that the environment names, which `-###` does not show.
+    """Return the identity of each program of a command: path, size, time, digest of a
+    script. Add the folders of headers of the environment, which `-###` does not show.
 
-    A wrapper script may change its flags while its size and time stay the same; so its
-    contents are hashed.
+    A wrapper script may change its flags while its size and time stay the same. So the
+    identity hashes its contents.
     """
     stamps: list[tuple[object, ...]] = []
     for number, word in enumerate(command):
@@ -196,7 +200,7 @@ def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
 
 
 def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> Compiler:
-    with _asking:  # kernels are built by several threads
+    with _asking:  # several threads build kernels
         return _identified(command, stamps)
 
 
@@ -204,11 +208,11 @@ def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> C
 def _identified(
     command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]
 ) -> Compiler:
-    """The Compiler of a command. Raises CompilerMissing.
+    """Return the Compiler of a command. Raises CompilerMissing.
 
-    With `-###`, GCC and Clang print the commands that they would run, with all flags
-    that a wrapper, the environment or the compiler's configuration adds: these are part
-    of the identity.
+    With `-###`, GCC and Clang print the commands that they would run. These have all
+    flags that a wrapper, the environment or the compiler's configuration adds, so they
+    are part of the identity.
     """
     arguments = ("-###", *COMMON_FLAGS, "-S", "-o", os.devnull, "-x", "c++", os.devnull)
     code, output = _ask((*command, *arguments))
@@ -230,7 +234,7 @@ def _identified(
 
 
 def _ask(command: Sequence[str]) -> tuple[int, str]:
-    """The status of a command, and its output. Raises CompilerMissing."""
+    """Return the status of a command, and its output. Raises CompilerMissing."""
     try:
         done = subprocess.run(
             command,

@@ -1,9 +1,9 @@
-"""Does a kernel's own square root give the bits of eager's vector library?
+"""Compare a kernel's square root with eager's vector library, bit for bit.
 
 Eager takes float32 roots from a library whose algorithm depends on the processor. A
-kernel holds one such algorithm, much faster because it is inlined and twice as wide; it
-is used only if it agrees with the library on a battery of numbers: many significands in
-every binade, denormals, zeros, infinities, NaN.
+kernel holds one such algorithm, much faster because it is inlined and twice as wide. It
+is used only if it agrees with the library on a battery of numbers. The battery has many
+significands in every binade, denormals, zeros, infinities, NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODE = 0x140102
 
 
 def battery() -> array[int]:
-    """Bit patterns of float32 numbers: 64 significands in each of 256 binades."""
+    """Return bits of float32 numbers: 64 significands in each of 256 binades."""
     bits = array("I")
     state = 0x9E3779B9
     for exponent in range(256):
@@ -52,7 +52,7 @@ def agrees(kernel: ctypes.CDLL, library: LibraryStruct) -> bool:
 
 
 def _newton(kernel: ctypes.CDLL, bits: array[int]) -> array[int] | None:
-    """The roots of a kernel's `newton_sqrt_f32`; None where it has none."""
+    """Return the roots of a kernel's `newton_sqrt_f32`; None where it has none."""
     roots = array("I", bytes(4 * len(bits)))
     newton = kernel.newton_sqrt_f32
     newton.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
@@ -62,8 +62,8 @@ def _newton(kernel: ctypes.CDLL, bits: array[int]) -> array[int] | None:
 
 
 def agrees_with_torch(kernel: ctypes.CDLL) -> bool:
-    """Is `newton_sqrt_f32` of a loaded kernel equal to `torch.sqrt`? False where the
-    compiler's root, which rounds correctly, is. Raises EagerOnly where neither is.
+    """Is `newton_sqrt_f32` of a loaded kernel equal to `torch.sqrt`? Return False where
+    the compiler's root, which rounds correctly, is. Raises EagerOnly where neither is.
     """
     bits = battery()
     numbers = torch.frombuffer(bits, dtype=torch.int32).view(torch.float32)
@@ -91,14 +91,14 @@ def _nan(bits: int) -> bool:
 
 
 class Vectors:
-    """The vector functions handed to kernels, tested once per process."""
+    """Vector functions that kernels get, tested once per process."""
 
     def __init__(self) -> None:
         self._struct: LibraryStruct | None = None
         self._bare: LibraryStruct | None = None
 
     def address(self, kernel: ctypes.CDLL) -> int:
-        """Address of the `struct Library` to launch with."""
+        """Return the address of the `struct Library` to launch with."""
         if self._struct is None:
             if not VECTORS.available():
                 return self._without(kernel)
@@ -108,7 +108,7 @@ class Vectors:
         return ctypes.addressof(self._struct)
 
     def _without(self, kernel: ctypes.CDLL) -> int:
-        """Address of a struct without functions, for kernels that call none."""
+        """Return the address of a struct without functions, for other kernels."""
         if self._bare is None:
             struct = LibraryStruct()
             struct.newton = int(agrees_with_torch(kernel))

@@ -1,1 +1,1 @@
-"""Did the tensors of a call, or the lanes of an optimizer, change?"""
+"""Guards: compare the tensors of a call, and an optimizer's lanes, with a record."""

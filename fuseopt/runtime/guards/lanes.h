@@ -14,7 +14,7 @@ struct Held {
   void* const* containers;
   const int64_t* sizes;  // entries of a dict; of a list -1 - items
   void* const* items;    // of a dict its keys, then its values; of a list its items
-  // The offset of a dict's version (PEP 509), which no other state of any dict has; 0:
+  // The offset of a dict's version (PEP 509), which is unique to a state of a dict; 0:
   // there is none. Of each the version at which its contents last matched; 0: unknown.
   int64_t version;
   uint64_t* versions;
@@ -27,7 +27,8 @@ struct Lanes {
   const int64_t* counts;  // entries of each lane's state; -1: it has none
   void* const* held;      // of all states: key, value, key, value ...
   const int64_t* flags;   // of each lane: its requires_grad
-  // Of each lane: has it a gradient by the record, may it have none, has it one now?
+  // Of each lane, 1 if: it has a gradient in the record; it may lack one; it has one
+  // now.
   const uint8_t *had, *may_lack;
   uint8_t* has;
   int64_t lists;  // parameters of all groups, list by list
@@ -37,41 +38,42 @@ struct Lanes {
   void* const* owned;
   void *none, *yes;   // None, True
   void *grad, *flag;  // "grad", "requires_grad"
-  int64_t type;       // where in an object its type lies
+  int64_t type;       // offset of an object's type
   void* kinds[2];     // types that a gradient may have
   void* integer;      // the type of counters; in `held` these are null
   // The counters of all lanes, a list; and how many each lane has.
   void* counters;
   const int64_t* counted;
-  // How Python reads these two attributes, or null: then as any other.
+  // The descriptor of both attributes, and its read function; null: by
+  // PyObject_GetAttr.
   void* descriptor;
   void* (*read)(void* descriptor, void* object, void* kind);
-  int64_t handle;  // where in a Python tensor its at::Tensor lies
+  int64_t handle;  // offset of a Python tensor's at::Tensor
   bool (*required)(const void* tensor);
-  // Of what the handle points to: its gradient, an at::Tensor, and that as an object of
-  // Python; or null. Not used while a mode is asked of each function.
+  // Return the gradient of the at::Tensor, and its object of Python; or null. Not used
+  // while a mode intercepts functions.
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
   bool (*mode)(void);
   // As in Held: of the optimizer's state, then of each lane's.
   int64_t version;
   uint64_t* versions;
-  // The tensors of a step that are compared on the way, or null: of each lane the index
-  // of its gradient among them, and the ranges of indices of those in lanes' states.
+  // The tensors of a step that this compares too, or null: of each lane the index of
+  // its gradient among them, and the ranges of indices of those in lanes' states.
   const Functions* functions;
   Known* known;
   const int64_t* gradients;
-  void* const* stand_ins;  // of each lane: what is compared for a gradient it lacks
+  void* const* stand_ins;  // of each lane: compared in place of a missing gradient
   int64_t ranges;
   const int64_t* held_in;  // from, to, from, to ...
-  const Held* rest;        // what the optimizer holds besides its lanes, or null
+  const Held* rest;        // the optimizer's contents besides its lanes, or null
   // Of each lane the index of its gradient in `from`, see below; -1: it is param.grad.
   const int64_t* given;
 };
 
-static const int64_t SOON = 8;  // lanes ahead that are fetched
+static const int64_t SOON = 8;  // distance of prefetches, in lanes
 
-// Has a dict still the version `seen`? Its entries need not be compared then. `at`: the
+// Has a dict the version `seen`? Then its entries need no comparison. `at` is the
 // offset of its version, 0 if it has none.
 static inline bool unchanged(int64_t at, const void* dict, const uint64_t* seen) {
   return at && *(uint64_t*)((char*)dict + at) == *seen;
@@ -110,12 +112,12 @@ extern "C" int64_t fuseopt_holds(const Held* h) {
   return h->n && holds_the_same(h, h->containers[0]);
 }
 
-// 0 if the parameters of all groups and the states of all lanes are the same objects as
-// recorded, and `grads` was filled with the lanes' gradients; else 1. Tensors are
-// compared as soon as they are met. 2 instead of 0 if `attributes`, the optimizer's, or
-// what else it holds differs from the record. `from`: None, or a list of gradients that
-// lanes are to have but do not have yet; then 1 as well where a tensor is not compared,
-// or has changed by more than its address.
+// Returns 0 if the parameters of all groups and the states of all lanes are the
+// recorded objects, and `grads` has the lanes' gradients; else 1. Returns 2 instead of
+// 0 if `attributes`, the optimizer's, or its other contents differ from the record.
+// Tensors are compared in the same pass. `from` is None, or a list of gradients that
+// lanes will get. With a list it also returns 1 if a tensor is not compared, or if more
+// than its address changed.
 extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
                                  void* state, void* grads, void* from) {
   void *key, *value, *const *member = k->members;
@@ -161,9 +163,9 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
     if (!k->may_lack[i] && none == (k->had[i] == 1)) return 1;
     if (!none && kind != k->kinds[0] && kind != k->kinds[1]) return 1;
     const int64_t place = k->known ? k->gradients[i] : -1;
-    if (item >= 0 && !none && place < 0) return 1;  // it would be compared with nothing
+    if (item >= 0 && !none && place < 0) return 1;  // it has no record
     if (none && place >= 0) now = k->stand_ins[i];
-    if (place >= 0 && !now) k->known->found |= UNASKED;  // nothing to compare
+    if (place >= 0 && !now) k->known->found |= UNASKED;  // no tensor to compare
     if (place >= 0 && now) {
       k->known->tensors[place] = (char*)now + k->functions->handle;
       if (!k->known->found) note(k->functions, k->known, place);
@@ -177,7 +179,7 @@ extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
         PyErr_Clear();
         return 1;
       }
-      Py_DecRef(now);  // one of two objects that live for ever
+      Py_DecRef(now);  // True or False, which stay alive
       if ((now == k->yes) != (k->flags[i] == 1)) return 1;
     }
     if (k->counts[i] < 0) continue;

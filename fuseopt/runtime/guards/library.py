@@ -1,8 +1,9 @@
-"""The C++ of the guards: one library, built once, that all steps share.
+"""C++ of the guards: one library, built once, that all steps share.
 
-tensors.h compares the tensors of a call with a record of them (see tensors.py), lanes.h
-the lanes of an optimizer (see lanes.py), parts.h its DTensors (see parts.py);
-launches.h starts several kernels. words.h and rows.h of `tables` are parts of it, too.
+tensors.h compares the tensors of a call with a record of them (see tensors.py). lanes.h
+does so for the lanes of an optimizer (see lanes.py), parts.h for its DTensors (see
+parts.py). launches.h starts several kernels. words.h and rows.h of `tables` are parts
+of the library too.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ HELPER = Source("cpp", TEXT, "fuseopt_tensors", (), throws=True)
 
 
 class Functions(ctypes.Structure):
-    """Functions and offsets with which tensors are read."""
+    """Functions and offsets that read tensors."""
 
     _fields_ = fields(TEXT, "Functions")
 
 
 class Known(ctypes.Structure):
-    """The record of the tensors of a call."""
+    """Record of the tensors of a call."""
 
     _fields_ = fields(TEXT, "Known")
 
 
 class Followed(ctypes.Structure):
-    """A step whose first tensors another step compares."""
+    """Step whose first tensors another step compares."""
 
     _fields_ = fields(TEXT, "Followed")
 
 
 class Held(ctypes.Structure):
-    """The record of the contents of dicts and lists."""
+    """Record of the contents of dicts and lists."""
 
     _fields_ = fields(TEXT, "Held")
 
 
 class Lanes(ctypes.Structure):
-    """The record of the lanes of an optimizer."""
+    """Record of the lanes of an optimizer."""
 
     _fields_ = fields(TEXT, "Lanes")
 
 
 class Parts(ctypes.Structure):
-    """The record of DTensors and of their local parts."""
+    """Record of DTensors and of their local parts."""
 
     _fields_ = fields(TEXT, "Parts")

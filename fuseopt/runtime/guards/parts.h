@@ -8,26 +8,26 @@ struct Parts {
   void* const* specs;    // and their specs
   const int64_t* flags;  // of each parameter: its requires_grad
   void* const* spreads;  // of each parameter: the spec that its gradient has
-  void* const* heres;    // of each parameter: what is stepped in its stead
+  void* const* heres;    // of each parameter: the tensor that the step gets instead
   int64_t* versions;     // of those, in the last look
   const void** grads;    // of each parameter: its gradient in a look, an at::Tensor
   void* none;            // None
-  int64_t type;          // where in an object its type lies
+  int64_t type;          // offset of an object's type
   void *kind, *plain;    // the types DTensor and Tensor
-  int64_t local, spec;   // where in a DTensor these are
-  int64_t handle;        // where in a Python tensor its at::Tensor lies
-  // As in Lanes; all of them are there.
+  int64_t local, spec;   // their offsets in a DTensor
+  int64_t handle;        // offset of a Python tensor's at::Tensor
+  // As in Lanes; none is null.
   bool (*required)(const void* tensor);
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
   bool (*mode)(void);
-  // The version counter of an at::Tensor: read, and counted up by one.
+  // Read and increment the version counter of an at::Tensor.
   int64_t (*version)(const void* tensor);
   void (*bump)(void* tensor);
   const Functions* functions;
-  // The parts of parameters, in order. `at`: of each part in the state its data pointer
-  // and its storage offset; its dtype, sizes and strides are compared by the step of
-  // the parts.
+  // The parts of parameters, in order. `at` has the data pointer and the storage offset
+  // of each part in the state. The step of the parts compares its dtype, sizes and
+  // strides.
   Known* known;
   uint64_t* at;
   const Held* held;  // lists of parameters and dicts of state
@@ -99,9 +99,9 @@ static bool parts_are_the_same(const Parts* k) {
   return true;
 }
 
-// 0 if nothing changed, there is a gradient, and `grads` was filled with the parts of
-// all gradients; 1 if anything but gradients changed; 2 if Python is to look at
-// gradients alone; 3 if it is to look at everything.
+// Returns 0 if nothing changed, there is a gradient, and `grads` has the parts of all
+// gradients. Returns 1 if anything but gradients changed, 2 if Python must compare
+// gradients alone, 3 if it must compare everything.
 extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
   int64_t verdict = 3;
   try {
@@ -128,15 +128,15 @@ extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
         PyList_SetItem(grads, i, part);  // takes the reference
         verdict = 0;
       }
-      Py_DecRef(now);  // of None as well, which lives on
+      Py_DecRef(now);  // None too, which stays alive
       if (!is_plain && now != k->none) return 2;
     }
   } catch (...) { return 3; }
   return verdict;
 }
 
-// Count up the versions of DTensors whose parts' versions differ from those of the last
-// look; 1 if a tensor has no version counter.
+// Increment the versions of DTensors whose parts' versions differ from those of the
+// last look. Returns 1 if a tensor has no version counter.
 extern "C" int64_t fuseopt_parts_bump(const Parts* k) {
   try {
     for (int64_t i = 0; i < k->n; ++i)

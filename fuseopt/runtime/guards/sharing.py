@@ -1,8 +1,8 @@
 """Check that the tensors of a call share memory as they did when it was captured.
 
 Most steps are captured for tensors that share none. Before a step runs on tensors at
-other addresses, no memory that it writes may overlap that of another tensor, unless
-they overlapped in the same way before.
+other addresses, its written memory may overlap no other tensor's. The exceptions are
+tensors that overlapped in the same way before.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from ...ir.geometry import Shape, memory_order
 from ...ir.graph import Buffer, Extern, Graph, written_by
 from ..tables.addresses import AddressPool
 
-#: (position of a tensor, of another one, bytes between them)
+#: (position of a tensor, of a second one, bytes between them)
 Distance = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Which tensors of a call a step writes, and what a plan assumes of their memory.
+    """Writes of a step to the tensors of a call, and a plan's assumptions on their
+    memory.
 
-    `buffers`: all of the graph's. `statics`: the number of tensors that belong to the
-    graph, which come first. `written`: the buffers whose memory the step writes, or
-    would write if the result were read; `mutated`: the indices of the tensors that it
-    does write, sorted. `args`: the buffer of each argument by its index among the
-    tensors. `strides`: (index, strides) of the tensors with whose strides memory was
-    proven apart, views were made, ATen is called, or eager's loop was told; `orders`:
-    (index, shape, order of memory) of those that decide in which order is added up, and
-    how results lie; `distances`: of tensors that share memory; `twins`: index pairs
-    (second, first) of arguments that are one tensor.
+    `buffers` are all of the graph's. `statics` counts the tensors that belong to the
+    graph, which come first. `written` are the buffers whose memory the step writes, or
+    would write if the result were read. `mutated` are the indices of the tensors that
+    it does write, sorted. `args` has the buffer of each argument by its index among the
+    tensors.
+
+    `strides` are (index, strides) of the tensors on whose strides the plan relies. With
+    these strides memory was proven disjoint, views were made, ATen is called, or
+    eager's loop was determined. `orders` are (index, shape, order of memory) of the
+    tensors that decide the order of a sum, and the layout of results. `distances` are
+    those of tensors that share memory. `twins` are index pairs (second, first) of
+    arguments that are one tensor.
     """
 
     buffers: tuple[Buffer, ...]
@@ -53,8 +57,8 @@ class Inputs:
         return any(self.buffers[b].kind == "arg" for b in self.written)
 
     def fit(self, strides: Sequence[tuple[int, ...]]) -> bool:
-        """Are the strides of a call's tensors those that the plan assumes? For most
-        tensors any are.
+        """Are the strides of a call's tensors those that the plan assumes? It assumes
+        none for most tensors.
         """
         return (
             all(strides[i] == planned for i, planned in self.strides)
@@ -72,7 +76,7 @@ def inputs(
     twins: tuple[tuple[int, int], ...],
     dropped: Sequence[int] = (),
 ) -> Inputs:
-    """The Inputs of a graph; `dropped`: buffers whose writes were left out."""
+    """Return the Inputs of a graph; `dropped` are buffers without their writes."""
     buffers = graph.buffers
     written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
     mutated = {buffers[b].storage for b in written}
@@ -118,32 +122,33 @@ def inputs(
 
 
 def _has_tails(graph: Graph) -> bool:
-    """Has a call other bits where eager's vectorized loop has ended? Which of a call's
-    elements that is depends on the strides of its operands, temps among them.
+    """Do bits of a call change where eager's vectorized loop ends? The strides of its
+    operands, temps among them, decide which of its elements that concerns.
     """
     bodies = {id(n.body): n.body for n in graph.nodes if not isinstance(n, Extern)}
     return any(x.op == "tail" for body in bodies.values() for x in body.instrs)
 
 
 def _has_orders(graph: Graph) -> bool:
-    """Does anything hang on the order in which elements lie in memory? Sums do, and new
-    tensors lie as what they are made from.
+    """Does anything depend on the order of elements in memory? Sums do. New tensors
+    take the layout of their operands.
     """
     reduces = any(n.body.reduction for n in graph.nodes if not isinstance(n, Extern))
     return reduces or any(len(graph.buffers[b].shape) > 1 for b in graph.outputs)
 
 
-#: How a tensor may move: to memory that the step does not write; to memory of its own.
+#: Moves of a tensor: FREELY to memory that the step does not write, ALONE to memory
+#: that it shares with no other tensor.
 FREELY, ALONE = 1, 2
 
 
 class Moves(NamedTuple):
-    """Which tensors a guard may follow to other addresses by itself.
+    """Tensors that a guard may follow to new addresses by itself.
 
-    `loose[i]`: may tensor i move FREELY, or ALONE? 0: neither. `reach[i]`: bytes from
-    its first element to behind its last. `starts`, `ends`: the written memory that does
-    not move, sorted. `pool`: has the addresses to change. `stays`: starts and ends of
-    all memory that does not move.
+    `loose[i]` is FREELY or ALONE for a tensor i that may move, else 0. `reach[i]` is
+    the number of bytes from its first element to behind its last. `starts` and `ends`
+    are the written memory that does not move, sorted. `pool` has the addresses to
+    change. `stays` has starts and ends of all memory that does not move.
     """
 
     loose: Sequence[int]
@@ -155,10 +160,10 @@ class Moves(NamedTuple):
 
 
 class Sharing:
-    """The memory that a step writes, for tensors of certain layouts.
+    """Memory that a step writes, for tensors of certain layouts.
 
-    `reach`: bytes from the first element to behind the last of each buffer that is a
-    tensor of the call.
+    `reach` is, for each buffer that is a tensor of the call, the number of bytes from
+    its first element to behind its last.
     """
 
     def __init__(self, given: Inputs, reach: Mapping[int, int]) -> None:
@@ -168,11 +173,11 @@ class Sharing:
         self._ends: list[int] = []
 
     def check(self, now: array[int], known: array[int] | None) -> bool:
-        """Raise AliasError if tensors at these addresses share memory in another way,
-        and UnsupportedInput for one that has elements and lies nowhere.
+        """Raise AliasError if tensors at these addresses share memory in a new way.
+        Raise UnsupportedInput for a tensor that has elements but no memory.
 
-        `known`: the addresses that were checked before, if any. Returns whether written
-        memory may have moved, so that `moves` is to be asked again.
+        `known` are the addresses that were checked before, if any. Returns whether
+        written memory may have moved, so that the caller must call `moves` again.
         """
         inputs = self.given
         if 0 in now:
@@ -188,7 +193,7 @@ class Sharing:
         return False
 
     def moves(self, pool: AddressPool) -> Moves:
-        """What a guard may follow by itself: arguments of no `distances` or `twins`."""
+        """Return what a guard may follow: arguments of no `distances` or `twins`."""
         inputs = self.given
         fixed = {x for i, k, _ in inputs.distances for x in (i, k)}
         fixed.update(x for pair in inputs.twins for x in pair)
@@ -213,7 +218,7 @@ class Sharing:
     def _spans(
         self, buffers: Iterable[int], now: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Starts and ends of the memory of some buffers: sorted, disjoint spans."""
+        """Return starts and ends of some buffers' memory: sorted, disjoint spans."""
         starts: list[int] = []
         ends: list[int] = []
         sources = self.given.buffers
@@ -245,7 +250,7 @@ class Sharing:
         spans = sorted(
             (*self._interval(b, now[buffers[b].source]), b) for b in self.reach
         )
-        # how far the memory seen so far reaches: of all tensors, and of written ones
+        # the ends of the memory up to here: of all tensors, and of written ones
         reach, owner, written_reach, writer = 0, -1, 0, -1
         for start, end, b in spans:
             if start == end:

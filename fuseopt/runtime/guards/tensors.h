@@ -1,4 +1,4 @@
-// Compares addresses and metadata of a call's tensors with what is known of them.
+// Compares addresses and metadata of a call's tensors with a record of them.
 #include <stdint.h>
 extern "C" {
 int PyDict_Next(void* dict, intptr_t* at, void** key, void** value);
@@ -8,7 +8,7 @@ void* PyList_GetItem(void* list, intptr_t i);
 }
 
 struct Functions {
-  int64_t handle;  // where in a Python tensor its at::Tensor lies
+  int64_t handle;  // offset of a Python tensor's at::Tensor
   // properties of an at::Tensor through torch's C shim; a result other than 0: failed
   int32_t (*data)(void*, void**);
   int32_t (*dims)(void*, int64_t*);
@@ -19,12 +19,12 @@ struct Functions {
   int32_t (*strides)(void*, int64_t**);
   int32_t (*bytes)(void*, int64_t*);  // of its storage
   void (*bump)(void*);  // version counter of an at::Tensor; may throw, or be null
-  int64_t storage;      // where in a TensorImpl its storage lies
+  int64_t storage;      // offset of a TensorImpl's storage
   int64_t first,
       words;        // the bytes before the compared fields, and their words; 0: none
   int64_t kind;     // the word of those that has dtype and device, and gaps
-  int64_t inlined;  // sizes and strides of up to so many dims lie in the fields
-  int64_t memory;   // where in a storage its memory and its owner lie
+  int64_t inlined;  // largest number of dims whose sizes and strides lie in the fields
+  int64_t memory;   // offset of a storage's memory and owner
 };
 struct Known {
   int64_t n;
@@ -33,38 +33,38 @@ struct Known {
   const int64_t* metadata;  // of each: dtype, device, index, dims, sizes, strides
   const int64_t* begins;    // of each: the index in `metadata` at which its part begins
   uint64_t* seen;           // memory of each when it was last found unchanged
-  uint64_t* fields;    // n records of fields shared by kin, which stay as they were
-                       // seen first, then n of single tensors; all ones: none yet
+  uint64_t* fields;    // n records of fields shared by kin, which never change, then
+                       // n of single tensors; all ones: none yet
   int64_t* like;       // of each: the record that it matched then
   const int64_t* kin;  // of each: the first tensor with the same metadata
   char** tensors;      // the at::Tensor of each in the last call
-  int64_t* moved;      // those whose addresses alone this call found changed
+  int64_t* moved;      // those of which only the address changed in this call
   int64_t n_moved;
-  int64_t found;  // changes that this call has met so far: OTHER, UNASKED
-  // which moves are followed without Python; null `loose`: none
-  const uint8_t* loose;   // of each: may it move? FREELY, or ALONE
+  int64_t found;  // changes that this call has found so far: OTHER, UNASKED
+  // the moves that need no Python; null `loose`: none
+  const uint8_t* loose;   // of each: FREELY or ALONE, or 0 if it may not move
   const uint64_t* reach;  // of each: bytes from its first element to behind its last
-  int64_t spans;  // memory that is written and stays: sorted, from starts to ends
+  int64_t spans;  // written memory that does not move: sorted, from starts to ends
   const uint64_t *starts, *ends;
-  int64_t stays;  // all memory that stays, in the same way
+  int64_t stays;  // all memory that does not move, in the same way
   const uint64_t *stay_starts, *stay_ends;
   int64_t mobile;  // where some may move ALONE: the number of all that may move, and
   int64_t* order;  // their indices, in the order of their addresses in the last check
   uint64_t* pool;  // of each its address, then those of the views
   int64_t n_views;
-  const int64_t* views;  // place in the pool, that of what is viewed, distance
+  const int64_t* views;  // place in the pool, place of its base, distance
 };
 
 static const int64_t OWNER = 3;  // words: the memory, what owns it, what frees it
 static const int64_t WIDE = 8;   // words compared at a time
 static const int64_t DIMS = 3;   // where in a tensor's metadata its dims are
 typedef uint64_t Words __attribute__((vector_size(64), aligned(8), may_alias));
-// Tensors that are compared at once; where one differs, each is asked.
+// Tensors that are compared at once; where one differs, each is compared alone.
 static const int64_t BLOCK = 8;
-// Bytes behind its storage a tensor has its version; were that elsewhere, something
-// else would be fetched, and no more than that.
+// Offset of a tensor's version from its storage. A wrong offset would only prefetch
+// useless memory.
 static const int64_t VERSION = 24;
-// Blocks ahead that are fetched: Python's object, the tensor, its storage.
+// Distances of prefetches: Python's object, the tensor, its storage.
 static const int64_t FAR = 3 * BLOCK, NEAR = 2 * BLOCK, NEXT = BLOCK;
 
 // Bits by which a tensor's data pointer, its context and its deleter differ from
@@ -78,11 +78,11 @@ static inline uint64_t memory_but_seen(const Functions* f, const char* impl,
   for (int64_t i = 0; i < OWNER; ++i) other |= owner[i] ^ seen[i];
   return other;
 }
-// The same of the fields of its TensorImpl.
+// Bits by which the fields of its TensorImpl differ from `seen`.
 static inline Words fields_but_seen(const Functions* f, const char* impl,
                                     const uint64_t* seen) {
   const uint64_t* fields = (const uint64_t*)(impl + f->first);
-  // words of which the last eight may overlap those before
+  // the last eight words may overlap those before
   Words differ = {0};
   for (int64_t i = 0; i < f->words; i += WIDE) {
     const int64_t at = i + WIDE <= f->words ? i : f->words - WIDE;
@@ -95,7 +95,7 @@ static inline bool none(Words differ) {
   for (int64_t i = 0; i < WIDE; ++i) other |= differ[i];
   return other == 0;
 }
-// Remember the memory and the fields of a tensor whose metadata are unchanged. Most
+// Record the memory and the fields of a tensor whose metadata are unchanged. Most
 // tensors share the record of their kin, so that the records stay in the caches.
 static void see(const Functions* f, const Known* k, int64_t i) {
   if (!f->words) return;
@@ -117,8 +117,8 @@ static void see(const Functions* f, const Known* k, int64_t i) {
   }
   for (int64_t w = 0; w < f->words; ++w) record[w] = fields[w];
 }
-// Is a tensor whose fields are not all those that were seen still of the same kind?
-// Another tensor's fields have other bits in their gaps.
+// Is a tensor with changed fields of the same kind? Fields of different tensors may
+// differ in their gaps.
 static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
                       const uint64_t* seen) {
   int32_t dtype = 0, device = 0, index = 0;
@@ -144,11 +144,11 @@ static bool same_kind(const Functions* f, void* tensor, const int64_t* metadata,
     if (expected[d] != sizes[d] || expected[dims + d] != strides[d]) return false;
   return true;
 }
-// How a tensor may move: to memory that the step does not write; to memory that no
-// other tensor of the step has.
+// Moves of a tensor: FREELY to memory that the step does not write, ALONE to memory
+// that no other tensor of the step has.
 static const uint8_t FREELY = 1, ALONE = 2;
 
-// Is some memory apart from all of sorted spans?
+// Is some memory disjoint from all of sorted spans?
 static bool beside(uint64_t low, uint64_t high, int64_t spans, const uint64_t* starts,
                    const uint64_t* ends) {
   if (low == high) return true;
@@ -161,16 +161,16 @@ static bool beside(uint64_t low, uint64_t high, int64_t spans, const uint64_t* s
   if (after > 0 && ends[after - 1] > low) return false;
   return after == spans || starts[after] >= high;
 }
-// Is a tensor's new memory apart from that of the tensors that stay?
+// Is a tensor's new memory disjoint from that of the tensors that do not move?
 static bool may_move(const Known* k, int64_t i) {
   const uint64_t low = k->now[i], high = low + k->reach[i];
   if (k->loose[i] == FREELY) return beside(low, high, k->spans, k->starts, k->ends);
   return k->loose[i] == ALONE &&
          beside(low, high, k->stays, k->stay_starts, k->stay_ends);
 }
-// And are the tensors that may move apart from one another, where they must be?
+// Are the tensors that may move disjoint from one another, where they must be?
 static bool alone(const Known* k) {
-  // nearly sorted, as a rule: allocators give the same blocks again
+  // mostly nearly sorted: allocators reuse the same blocks
   for (int64_t gap = k->mobile; gap > 1;) {
     gap = gap > 4 ? 4 * gap / 9 : 1;
     for (int64_t m = gap; m < k->mobile; ++m) {
@@ -181,7 +181,7 @@ static bool alone(const Known* k) {
       k->order[at] = i;
     }
   }
-  uint64_t end = 0, end_alone = 0;  // how far memory reaches: of all, of those ALONE
+  uint64_t end = 0, end_alone = 0;  // the end of memory so far: of all, of those ALONE
   for (int64_t m = 0; m < k->mobile; ++m) {
     const int64_t i = k->order[m];
     const uint64_t low = k->now[i], high = low + k->reach[i];
@@ -209,8 +209,8 @@ static bool follow(const Functions* f, const Known* k, int64_t moved) {
   return true;
 }
 
-// Has a tensor elements, but no memory for them? A wrapper has none of its own; a view
-// of memory that was taken away has an address all the same.
+// Has a tensor elements, but no memory for them? A wrapper has no memory. A view of
+// freed memory has an address, but no memory.
 static bool nowhere(const Functions* f, char* tensor, const void* address,
                     const int64_t* metadata) {
   bool held = address;
@@ -229,7 +229,7 @@ static bool nowhere(const Functions* f, char* tensor, const void* address,
 
 static const int64_t MOVED = 1, OTHER = 2, UNASKED = 4;
 
-// Compare one tensor with the record of it: 0 if unchanged, else one of the above.
+// Compare one tensor with its record: 0 if unchanged, else one of the above.
 static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   uint64_t* seen = k->seen + i * OWNER;
   const uint64_t* fields = k->fields + k->like[i] * f->words;
@@ -238,7 +238,7 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   const bool alike = f->words && none(fields_but_seen(f, impl, fields));
   k->now[i] = k->addresses[i];
   if (alike && !memory_but_seen(f, impl, seen)) return 0;
-  seen[0] = ~0ull;  // no address is that: not known until it is found the same
+  seen[0] = ~0ull;  // an impossible address, until the tensor is found unchanged
   if (!alike && !same_kind(f, tensor, k->metadata + k->begins[i], fields)) return OTHER;
   void* address = 0;
   if (f->data(tensor, &address)) return UNASKED;
@@ -283,7 +283,7 @@ static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
   }
 }
 static void begin(Known* k) { k->n_moved = k->found = 0; }
-// The result for all tensors. It is 0 as well where each that moved may do so.
+// The result for all tensors. It is also 0 if all moved tensors may move.
 static int64_t finish(const Functions* f, const Known* k) {
   if (k->found & UNASKED) return UNASKED;
   if (k->found) return OTHER | (k->n_moved != 0);
@@ -291,7 +291,7 @@ static int64_t finish(const Functions* f, const Known* k) {
 }
 
 // Compare the values of two dicts, then those of a tuple: MOVED if an address differs,
-// plus OTHER if something else does; UNASKED if one cannot be asked.
+// plus OTHER if another property does; UNASKED if a property cannot be read.
 extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
                                    void* parameters, void* args) {
   int64_t count = 0;
@@ -308,8 +308,8 @@ extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
   return finish(f, k);
 }
 
-// The same where `fuseopt_lanes` has compared all tensors but those of a list;
-// `places`: the index of each of these among all tensors.
+// Compare the tensors of a list alone, after `fuseopt_lanes` has compared all other
+// ones. `places` has the index of each of these among all tensors.
 extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
                                   const int64_t* places, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
@@ -324,13 +324,13 @@ struct Followed {
   Known *known, *other;
   int64_t n;
   const int64_t* from;   // of each: its index among the other step's
-  int64_t own, fresh;    // the first of tensors of this step alone, and their number
-  int64_t rest, others;  // the first of those behind them, and their number
+  int64_t own, fresh;    // the first tensor of this step alone, and their number
+  int64_t rest, others;  // the first of the last tensors, and their number
 };
 
-// The same as `fuseopt_tensors`, where the other step has compared its tensors in this
-// call and found them unchanged, or moved as they may. `list`: the `fresh` tensors,
-// then the `others`.
+// Do the work of `fuseopt_tensors`, after the other step has compared its tensors in
+// this call. It found them unchanged, or moved as they may. `list` has the `fresh`
+// tensors, then the `others`.
 extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
   const Functions* f = w->functions;
   Known *k = w->known, *other = w->other;
@@ -340,7 +340,7 @@ extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
     k->tensors[i] = other->tensors[w->from[i]];
     k->now[i] = now;
     if (now == k->addresses[i]) continue;
-    k->seen[i * OWNER] = ~0ull;  // not known until it is looked at
+    k->seen[i * OWNER] = ~0ull;  // unknown until the next comparison
     k->pool[i] = k->addresses[i] = now;
   }
   bool failed = false;
@@ -360,7 +360,7 @@ extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
   return finish(f, k);
 }
 
-// Remember the tensors of the last call, which must have compared all of them.
+// Record the tensors of the last call, which must have compared all of them.
 extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
   for (int64_t i = 0; i < k->n; ++i) {
     k->addresses[i] = k->now[i];
@@ -368,7 +368,8 @@ extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
   }
 }
 
-// Bump the version counters of some tensors of the last call; 1 if one has none.
+// Increment the version counters of some tensors of the last call. Returns 1 if a
+// tensor has none.
 extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
                                 const int64_t* which, int64_t n) {
   try {

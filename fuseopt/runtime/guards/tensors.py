@@ -1,12 +1,12 @@
 """Compare the tensors of a call with those of the last one, all in one C call.
 
-Parameters, gradients and state may be swapped, moved or given other strides between two
-calls, and Dynamo guards none of that. To compare 1,500 tensors in Python takes longer
-than a small step. The compiled helper finds them in the graph module's dicts and the
-call's arguments and compares the fields of each in memory with those that it saw last,
-in about 5 ns each. Where fields differ, it reads the tensor's properties through the C
-functions that torch exports for ahead-of-time compiled code. Where torch lacks these
-functions, all tensors are compared in Python.
+Users may swap or move parameters, gradients and state, or give them new strides,
+between two calls. Dynamo guards none of that. To compare 1,500 tensors in Python takes
+longer than a small step. The compiled helper finds the tensors in the graph module's
+dicts and the call's arguments. It compares the fields of each in memory with its
+record, in about 5 ns each. Where fields differ, it reads the tensor's properties
+through the C functions that torch exports for ahead-of-time compiled code. Where torch
+lacks these functions, all tensors are compared in Python.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from .library import Followed, Functions, Known
 from .sharing import ALONE, Moves
 
 MOVED, CHANGED = 1, 2
-#: The helper's result where a tensor's properties cannot be read.
+#: Result of the helper where it cannot read a tensor's properties.
 UNKNOWN = 4
-#: The index of the number of dimensions in a tensor's metadata.
+#: Index of the number of dimensions in a tensor's metadata.
 DIMS = 3
 
 
 def address(a: array[int]) -> int:
-    """The address of an array's elements."""
+    """Return the address of an array's elements."""
     return a.buffer_info()[0]
 
 
 class TensorGuard:
-    """A record of a call's tensors, with which `look(...)` compares those of the next.
+    """Record of a call's tensors, with which `look(...)` compares those of the next
+    call.
 
-    `helper`: the library, built, or None to compare in Python. After `look` returned
-    with MOVED set, `accept()` records the new addresses. `mutated`: the indices of the
-    tensors whose version counters `bump` counts up. `raw_fields`: compare the fields of
-    tensors in memory.
+    `helper` is the built library, or None to compare in Python. After `look` returned
+    with MOVED set, `accept()` records the new addresses. `mutated` are the indices of
+    the tensors whose version counters `bump` increments. With `raw_fields`, the helper
+    compares the fields of tensors in memory.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class TensorGuard:
         self._now = array("Q", bytes(8 * n))
         self._call: Any = None
         self._bump: Any = None
-        #: `bump` as a call of C, which says whether it failed; None if there is none
+        #: `bump` as a call of C, which returns whether it failed; None without a helper
         self.count: Callable[[], object] | None = None
-        #: does the helper compare fields where they lie in memory?
+        #: true if the helper compares fields in memory
         self.raw = False
-        #: did the last look compare all tensors?
+        #: true if the last look compared all tensors
         self.comparable = False
         if helper is not None and n:
             functions = compat.tensor_functions(tensors, raw_fields)
@@ -86,7 +87,8 @@ class TensorGuard:
             metadata.extend(description)
             kin.append(firsts.setdefault(description, i))
         words = 8 * self.n
-        #: arrays that the struct points to; all ones: nothing is recorded yet
+        #: arrays that the struct points to; all bits are set until something is
+        #: recorded
         arrays = {
             "addresses": self.addresses,
             "now": self._now,
@@ -127,7 +129,7 @@ class TensorGuard:
             self.count_up(self.mutated)
 
     def count_up(self, mutated: Sequence[int]) -> None:
-        """From now on `bump` counts up the versions of these tensors alone."""
+        """Let `bump` increment the versions of these tensors alone from now on."""
         self.mutated = mutated
         if self._bump is not None:
             which = self._keep["which"] = array("q", mutated)
@@ -135,10 +137,10 @@ class TensorGuard:
             self.count = functools.partial(self._bump, *self.structs, *self._which)
 
     def let_move(self, moves: Moves) -> None:
-        """Let `look` follow the tensors that may move: it returns 0 when only they did.
+        """Let `look` follow the tensors that may move: it returns 0 if only they moved.
 
-        The recorded addresses must be those in the pool. Holds until this is called
-        again. Without the helper `look` still returns MOVED.
+        The recorded addresses must be those in the pool. The effect lasts until the
+        next call of this method. Without the helper `look` returns MOVED.
         """
         if self._call is None:
             return
@@ -186,9 +188,10 @@ class TensorGuard:
         return MOVED if held else CHANGED | MOVED
 
     def look_at_others(self, tensors: list[Any], places: int, n: int) -> int:
-        """The result of `look`, where lanes.LaneGuard has compared all other tensors.
+        """Return the result of `look`, where lanes.LaneGuard has compared all other
+        tensors.
 
-        `places`: the address of `n` int64, the indices of `tensors` among all.
+        `places` is the address of `n` int64, the indices of `tensors` among all.
         """
         if len(tensors) != n:
             return CHANGED | MOVED
@@ -218,12 +221,12 @@ class TensorGuard:
         unshared: tuple[int, int],
         rest: int,
     ) -> Callable[[list[Any]], int] | None:
-        """A function to call in place of `look`, where another guard has compared the
-        first tensors in the same call: at its indices `places`.
+        """Return a function to call in place of `look`, where another guard has
+        compared the first tensors in the same call. Their indices there are `places`.
 
-        It takes a list of the `unshared[1]` tensors from index `unshared[0]` on, which
-        the other guard does not have, and those from `rest` on. None where the two
-        guards have not just seen the same tensors.
+        The function takes a list. It has the `unshared[1]` tensors from index
+        `unshared[0]` on, which the other guard lacks, and those from `rest` on. Returns
+        None unless the last looks of both guards compared the same tensors.
         """
         if not other.comparable or not self.same_as(other, places):
             return None
@@ -248,11 +251,11 @@ class TensorGuard:
         return look
 
     def found(self) -> list[int]:
-        """The addresses of the last look, if nothing but addresses changed."""
+        """Return the addresses of the last look, if nothing but addresses changed."""
         return self._now.tolist()
 
     def moved(self) -> list[int]:
-        """The indices of tensors whose addresses changed by the last look."""
+        """Return the indices of tensors whose addresses changed by the last look."""
         both = zip(self._now, self.addresses, strict=True)
         return [i for i, (now, address) in enumerate(both) if now != address]
 
@@ -264,10 +267,10 @@ class TensorGuard:
             self._accept(*self.structs)
 
     def bump(self) -> bool:
-        """Count up the version counters of `mutated`, as an ATen call would.
+        """Increment the version counters of `mutated`, as an ATen call would.
 
-        Their tensors are those of the last look and still alive. False if the helper
-        cannot.
+        Their tensors are those of the last look and alive. Returns False if the helper
+        cannot do it.
         """
         if self._bump is None:
             return not self.mutated

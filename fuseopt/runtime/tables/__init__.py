@@ -1,1 +1,1 @@
-"""What the tables of both targets have in common: uploads, numbers, geometry."""
+"""Common parts of both targets' tables: uploads, numbers, geometry."""

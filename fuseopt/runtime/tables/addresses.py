@@ -1,7 +1,7 @@
-"""The pool of addresses: one word for each buffer of a step, which kernels read.
+"""Pool of addresses: one word for each buffer of a step, which kernels read.
 
-Kernels and the compiled guard have the address of the pool itself, so that only one
-word changes when a tensor moves.
+Kernels and the compiled guard have the address of the pool, so that only one word
+changes when a tensor moves.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...ir.graph import DTYPE_BYTES, Buffer
 
 
 class Positions(NamedTuple):
-    """The position of each buffer's address in a pool of `size` words.
+    """Position of each buffer's address in a pool of `size` words.
 
-    First the tensors of a call, `n_tensors` by source, then all other buffers. `of`:
-    the position by buffer. `views` of tensors: (position of the view, position of the
-    tensor, bytes between both).
+    First the tensors of a call, `n_tensors` by source, then all other buffers. `of` is
+    the position by buffer. `views` of tensors are (position of the view, position of
+    the tensor, bytes between both).
     """
 
     n_tensors: int
@@ -30,10 +30,10 @@ class Positions(NamedTuple):
 
 
 def positions(buffers: Sequence[Buffer], n_tensors: int) -> Positions:
-    """The Positions of a graph's buffers."""
+    """Return the Positions of a graph's buffers."""
     of: dict[int, int] = {}
     views: list[tuple[int, int, int]] = []
-    # an empty tensor has no address, whatever storage it is a part of
+    # an empty tensor has no address, whatever its storage is
     base = {
         x.storage: b
         for b, x in enumerate(buffers)
@@ -56,14 +56,14 @@ def positions(buffers: Sequence[Buffer], n_tensors: int) -> Positions:
 
 
 class AddressPool:
-    """The addresses of one binding of a plan, in `words`, which never move.
+    """Addresses of one binding of a plan, in `words`, which never move.
 
-    All who write to it:
+    These write to it:
 
-    - `move`, when the tensors of a call have been checked: theirs, and their views';
-    - the compiled guard, the same for tensors that it lets move unasked;
+    - `move`, after a check of the tensors of a call: their addresses, and their views';
+    - the compiled guard, the same for tensors that may move without a check;
     - `place(position, address)`: a temp that was allocated, or that an ATen call made;
-    - `place_all`: temps of an arena, of a captured graph, or that have a home for good.
+    - `place_all`: temps of an arena, of a captured graph, or with a fixed home.
     """
 
     def __init__(self, places: Positions) -> None:
@@ -72,11 +72,11 @@ class AddressPool:
         self.place: Callable[[int, int], None] = self.words.__setitem__
 
     def tensors(self) -> array[int]:
-        """The addresses of the call's tensors."""
+        """Return the addresses of the call's tensors."""
         return self.words[: self.places.n_tensors]
 
     def move(self, addresses: array[int]) -> None:
-        """Write other addresses of a call's tensors, and of their views."""
+        """Write new addresses of a call's tensors, and of their views."""
         self.words[: self.places.n_tensors] = addresses
         for position, base, distance in self.places.views:
             self.words[position] = self.words[base] + distance
@@ -87,12 +87,12 @@ class AddressPool:
         words.index_copy_(0, positions, addresses)
 
     def at(self, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions and their addresses, int64[n] each, as `place_all` takes them."""
+        """Return positions and their addresses, int64[n] each, for `place_all`."""
         places = torch.tensor(positions, dtype=torch.int64)
         return places, torch.frombuffer(self.words, dtype=torch.int64)[places]
 
     def copy(self) -> AddressPool:
-        """Another pool with the same addresses, which no kernel reads."""
+        """Return a second pool with the same addresses, which no kernel reads."""
         pool = AddressPool(self.places)
         pool.words[:] = self.words
         return pool

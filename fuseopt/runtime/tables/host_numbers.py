@@ -1,10 +1,10 @@
-"""Bring numbers from the CPU's memory to the kernels of a device.
+"""Copy numbers from the CPU's memory to the kernels of a device.
 
-Eager takes a zero-dimensional tensor of the CPU (a step counter, a learning rate)
-beside tensors of any device. A kernel cannot read that memory: each such number has a
-*cell*, a word behind the kernel's rows, and is sent to the device with the addresses
-and scalars that changed, in the same asynchronous copy. A number that the step computes
-on the CPU only for a device is written to its cell directly.
+Eager accepts a zero-dimensional tensor of the CPU (a step counter, a learning rate)
+beside tensors of any device. A kernel cannot read that memory. So each such number has
+a *cell*, a word behind the kernel's rows. One asynchronous copy sends the cells with
+the addresses and scalars that changed. The step writes a number that it computes on the
+CPU only for a device directly to its cell.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .words import Asked, Numbers
 
 WORD = 8
 CPU = "cpu"
-#: By bytes of a number, a type to move it as.
+#: Types to move numbers as, by their bytes.
 SIZES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def place_of(buffers: Sequence[Buffer], kernel: Kernel) -> str:
-    """The device that a kernel runs on, which may read numbers of the CPU.
+    """Return the device that a kernel runs on, which may read numbers of the CPU.
 
     Raises CaptureError if its tensors are on several.
     """
@@ -47,9 +47,9 @@ def place_of(buffers: Sequence[Buffer], kernel: Kernel) -> str:
 
 
 class Cells:
-    """The cells of one kernel: `of[b]` is that of buffer b, counted from 0.
+    """Cells of one kernel: `of[b]` is that of buffer b, counted from 0.
 
-    `on_host`: the dtypes of buffers in the CPU's memory.
+    `on_host` has the dtypes of buffers in the CPU's memory.
     """
 
     def __init__(self, kernel: Kernel, on_host: Mapping[int, str]) -> None:
@@ -60,7 +60,7 @@ class Cells:
                 for b in column:
                     if b in on_host:
                         self.of.setdefault(b, len(self.of))
-        #: (position in the pool, cell, bytes) of numbers to be copied to their cells
+        #: (position in the pool, cell, bytes) of numbers to copy to their cells
         self.fetched: list[tuple[int, int, int]] = []
         self.helper: ctypes.PyDLL | None = None
         self.words = self.seen = torch.empty(0, dtype=torch.int64)
@@ -70,7 +70,7 @@ class Cells:
         return len(self.of)
 
     def column(self, columns: Sequence[Sequence[int]], lanes: int) -> torch.Tensor:
-        """The cell of each lane's slots, -1 where there is none: [lanes, slots]."""
+        """Return the cell of each lane's slots, -1 for none: [lanes, slots]."""
         flat = [[self.of.get(b, -1) for b in column] for column in columns]
         return torch.tensor(flat, dtype=torch.int64).view(len(columns), lanes).t()
 
@@ -121,8 +121,8 @@ class Cells:
         self._groups: list[tuple[list[torch.Tensor], torch.Tensor, Any]] = []
 
     def give_homes(self, buffers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """The memory of cells, uint8[8] by buffer, for `buffers` that are written there
-        directly: `fetch` leaves these out from now on.
+        """Return the memory of cells, uint8[8] by buffer, for `buffers` that are
+        written there directly. `fetch` leaves these out from now on.
         """
         homes = {
             b: self.words[self.of[b] : self.of[b] + 1].view(torch.uint8)
@@ -134,7 +134,7 @@ class Cells:
         return homes
 
     def fetch(self) -> bool:
-        """Copy the numbers to their cells; returns whether one changed."""
+        """Copy the numbers to their cells; return whether one changed."""
         if self.asked is not None:
             return bool(self.asked(self.pool.buffer_info()[0]))
         if self.fetched:
@@ -163,7 +163,7 @@ class Cells:
                 if bytes_of == size
             ]
             if numbers_of_size:
-                # they are the tensors of a call: alive as long as they are fetched
+                # these are the tensors of a call, so they live until the fetch is done
                 memory = [
                     (ctypes.c_char * size).from_address(at) for at, _ in numbers_of_size
                 ]

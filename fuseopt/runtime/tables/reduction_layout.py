@@ -1,8 +1,8 @@
-"""The geometry of a lane whose rows or columns are reduced, as each target reads it.
+"""Geometry of a lane whose rows or columns are reduced, for each target.
 
-Dimensions are taken in the order of memory of the tensor that eager would reduce. If
-the innermost is reduced, results are rows: runs of neighbouring elements. If it is
-kept, results are columns, folded side by side.
+Dimensions are in the order of memory of the tensor that eager would reduce. If the
+innermost is reduced, results are rows: runs of neighbouring elements. If it is kept,
+results are columns, folded side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...ir.graph import NATIVE
 
 @functools.cache
 def register_bytes() -> int:
-    """Bytes of a vector register in eager's reductions on a CPU; see `folds.h`."""
+    """Return the bytes of a register in eager's reductions on a CPU; see `folds.h`."""
     return 16 if platform.machine() in ("aarch64", "arm64") else 32
 
 
@@ -28,7 +28,7 @@ def result_strides(
     space: tuple[int, ...],
     dims: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Strides of results, with or without the reduced dimensions, over `space`."""
+    """Return strides of results over `space`, with or without the dimensions `dims`."""
     kept = [d for d in range(len(space)) if d not in dims]
     steps = [0] * len(space)
     if len(shape) == len(kept):
@@ -43,7 +43,7 @@ def result_strides(
 
 
 def longest_run(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, bool]:
-    """Elements of a tensor that one stride serves, and whether it is 1."""
+    """Return the elements of a tensor that one stride serves, and whether it is 1."""
     shape, stride = layout
     dims = sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1)
     if not dims:
@@ -57,11 +57,11 @@ def longest_run(layout: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, b
 
 
 class Folding(NamedTuple):
-    """The reduction of one lane.
+    """Reduction of one lane.
 
-    `operand`, `elements`, `results`: strides over `space`, whose dimensions `dims` are
-    reduced away. `size`: bytes of an element of the operand; `loaded`: what eager loads
-    (ir.NATIVE ...). `dense`: the operand has no gaps.
+    `operand`, `elements`, `results` are strides over `space`, whose dimensions `dims`
+    are reduced away. `size` is the bytes of an element of the operand; `loaded` is what
+    eager loads (ir.NATIVE ...). `dense` is true for an operand without gaps.
     """
 
     space: Shape
@@ -75,17 +75,17 @@ class Folding(NamedTuple):
 
 
 class ReducedSpace:
-    """The dimensions of a folding, outermost first, in groups that one stride serves.
+    """Dimensions of a folding, outermost first, in groups that one stride serves.
 
-    `kept` and `folded` are such groups; `columns`: is the innermost dimension kept?
-    Dimensions of one element are left out. With `join`, neighbours are one group where
-    every tensor allows it.
+    `kept` and `folded` are such groups; `columns` is true if the innermost dimension is
+    kept. Dimensions of one element are left out. With `join`, neighbours are one group
+    where every tensor allows it.
     """
 
     def __init__(self, lane: Folding, join: bool) -> None:
         self.space = space = lane.space
         order = [d for d in range(len(space)) if space[d] != 1]
-        # stable: as declared where strides agree
+        # stable: in the declared order where strides agree
         order.sort(key=lambda d: -lane.operand[d])
         tables = [lane.operand, *lane.elements, *lane.results]
         groups: list[list[int]] = []
@@ -105,17 +105,17 @@ class ReducedSpace:
         self.columns = bool(groups) and groups[-1][0] not in lane.dims
 
     def sizes(self, groups: Iterable[Sequence[int]]) -> list[int]:
-        """The number of elements of each group."""
+        """Return the number of elements of each group."""
         return [numel(self.space[d] for d in group) for group in groups]
 
 
 def _strides(table: Shape, groups: Iterable[Sequence[int]]) -> list[int]:
-    """The stride of each group in a tensor."""
+    """Return the stride of each group in a tensor."""
     return [table[group[-1]] for group in groups]
 
 
 def rows(lane: Folding) -> list[int]:
-    """The numbers that `struct Rows` of the generated C++ reads."""
+    """Return the numbers that `struct Rows` of the generated C++ reads."""
     space, operand = lane.space, lane.operand
     reduced = ReducedSpace(lane, join=True)
     # every reduced dimension may have one element
@@ -127,7 +127,7 @@ def rows(lane: Folding) -> list[int]:
     # numbers in one of eager's registers: it folds shorter rows one by one
     bytes_of_one = register_bytes()
     register = bytes_of_one // (2 if lane.loaded != NATIVE else lane.size)
-    # neighbours in the operand are one run, though other tensors part them
+    # neighbours in the operand are one run, though other tensors separate them
     joined, k = 1, len(folded) - 1
     while k > 0:
         outer, inner = folded[k - 1], folded[k][0]
@@ -152,8 +152,9 @@ def rows(lane: Folding) -> list[int]:
 
 
 def tiles(lane: Folding) -> list[int]:
-    """The same for a Triton kernel, which has an order of its own: do columns lie side
-    by side; number of results, of elements of one; their dimensions, sizes, strides.
+    """Return the numbers that a Triton kernel reads, which reduces in a different
+    order. They are: whether columns lie side by side; number of results, of elements of
+    one; their dimensions, sizes, strides.
     """
     reduced = ReducedSpace(lane, join=False)
     kept, folded = reduced.kept, reduced.folded

@@ -1,4 +1,4 @@
-"""rows.h, for the helper that all steps share: which lanes take part in a launch."""
+"""rows.h, for the helper that all steps share: choose the lanes of a launch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class RowsStruct(ctypes.Structure):
 
 
 class Rows:
-    """All lanes of a table; `keep` writes those that take part to what a launch reads.
+    """All lanes of a table; `keep` writes those of a launch to the arrays that it
+    reads.
 
-    `owners`: of each lane its place in the argument of `keep`. `position`, `row`,
-    `start`, `strided`: the arrays of the table, which has all lanes now and whose
-    arrays never move. `lanes`: the address of the number of lanes. `helper`: the
+    `owners` gives each lane its place in the argument of `keep`. `position`, `row`,
+    `start`, `strided` are the arrays of the table, which has all lanes now and whose
+    arrays never move. `lanes` is the address of the number of lanes. `helper` is the
     library of the guards, None to write in Python.
     """
 
@@ -60,7 +61,7 @@ class Rows:
         self._call = call
 
     def keep(self, taking: bytes | None) -> None:
-        """Let only lanes whose owner has a 1 in `taking` take part, None: all lanes."""
+        """Keep only lanes whose owner has a 1 in `taking`. None keeps all lanes."""
         if self._call is not None:
             self._call(ctypes.addressof(self._struct), taking)
             return

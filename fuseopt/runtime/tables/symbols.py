@@ -9,14 +9,14 @@ from operator import itemgetter
 
 import torch
 
-#: Up to so many, a loop is faster than the calls of torch.
+#: Largest number of symbols for which a loop is faster than the calls of torch.
 FEW = 8
 
 
 class RowSymbols:
-    """Where symbols go: (place in the rows, number of the symbol), in `places`.
+    """Destinations of symbols: (place in the rows, index of the symbol), in `places`.
 
-    `rows`: the memory of n doubles, which stays.
+    `rows` is the memory of n doubles, which never moves.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RowSymbols:
         self._values = itemgetter(*symbols) if len(symbols) > 1 else None
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Write the values of the symbols, which are `numbers` by their own number."""
+        """Write the values of the symbols; `numbers` has them by their index."""
         if self._values is None or len(self.places) <= FEW:
             for place, symbol in self.places:
                 self._rows[place] = numbers[symbol]

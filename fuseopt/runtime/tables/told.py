@@ -1,4 +1,4 @@
-"""Bring an arena's words up to date: those of many tables, in one C call."""
+"""Update an arena's words: those of many tables, in one C call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .words import Told as Struct
 
 
 class Part(NamedTuple):
-    """What `fuseopt_told` needs of a table.
+    """Fields of a table that `fuseopt_told` needs.
 
-    `addresses`, `numbers`, `lanes`, `first_cell`: addresses, 0 for no numbers.
-    `lanes_at`, `cells_at`: words of the arena.
+    `addresses`, `numbers`, `lanes`, `first_cell` are addresses, 0 for no numbers.
+    `lanes_at`, `cells_at` are words of the arena.
     """
 
     addresses: int
@@ -32,7 +32,7 @@ class Tells(Protocol):
     """A table with words in an arena."""
 
     def part(self) -> Part | None:
-        """See Part; None where there is no compiled helper."""
+        """Return the table's Part; None where there is no compiled helper."""
 
     def refresh(self) -> None:
         """Write the addresses that changed."""
@@ -44,7 +44,7 @@ class Tells(Protocol):
 def telling(
     helper: ctypes.PyDLL | None, arena: Arena, tables: Sequence[Tells], pool: array[int]
 ) -> Callable[[], object]:
-    """What writes all that changed of these tables to their arena."""
+    """Return a function that writes all changes of these tables to their arena."""
     parts = [table.part() for table in tables]
     told = [part for part in parts if part is not None]
     if helper is None or len(told) < len(parts):

@@ -1,9 +1,9 @@
 """Upload the words of kernels' tables that change between launches.
 
 Addresses and hyperparameters of every kernel on a device lie in one *arena*: words in
-host memory and their copy on the device. Tables write the host's words and say which;
-`push` sends the changed range in one asynchronous copy, so that a step whose gradients
-moved and whose learning rate changed costs one small copy.
+host memory and their copy on the device. Tables write the host's words and report
+which. `push` sends the changed range in one asynchronous copy. So a step whose
+gradients moved and whose learning rate changed costs one small copy.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ... import compat
 from ...errors import LaunchError
 from ..devices import is_remote
 
-#: Regions begin at multiples of so many words: a line of a cache.
+#: Regions begin at multiples of this number of words: a line of a cache.
 LINE = 16
-#: The most copies that wait on a device before the host waits for the oldest.
+#: Most copies that wait on a device before the host waits for the oldest.
 STAGES = 16
-#: The number of steps that the user may capture before the next call outside of a
-#: capture, at first; it doubles each time that was too few.
+#: First number of steps that the user may capture before the next call outside of a
+#: capture. It doubles each time that was too few.
 SPARES = 4
 NOTHING = array("q", (0, 0))
 
 
 def rounded(words: int) -> int:
-    """Words, up to the end of a line."""
+    """Round words up to the end of a line."""
     return -(-words // LINE) * LINE
 
 
 class Arena:
     """int64 words on the host and their copy on a device; on a CPU they are one tensor.
 
-    A copy reads pinned memory that must not be written before the copy is done: each
-    takes a *stage* from a ring, with an event that says when it is free.
+    A copy reads pinned memory, which must stay unchanged until the copy is done. So
+    each copy takes a *stage* from a ring, with an event that marks when it is free.
     """
 
     def __init__(self, words: int, device: torch.device, wanted: int = SPARES) -> None:
@@ -52,9 +52,9 @@ class Arena:
             if self.remote
             else self.host
         )
-        #: which words the device lacks: from, to
+        #: the words that the device lacks: from, to
         self.range = array("q", (0, words))
-        #: called when tables are to write all their addresses
+        #: called when tables must write all their addresses
         self.when_stale: list[Callable[[], object]] = []
         self._stream = compat.stream_on(device) if self.remote else None
         self._ring: deque[tuple[torch.Tensor, Any]] = deque()
@@ -68,7 +68,7 @@ class Arena:
         return torch.empty(len(self.host), dtype=torch.int64, pin_memory=True)
 
     def changed(self, low: int, high: int) -> None:
-        """Words low to high of the host differ from the device's."""
+        """Mark words low to high of the host as different from the device's."""
         before, end = self.range
         if before == end:
             self.range[:] = array("q", (low, high))
@@ -95,7 +95,7 @@ class Arena:
 
     def follow(self, tables: Iterable[Settles]) -> None:
         """Record that the current stream reads these words and the constants of the
-        tables on this device: the allocator then reuses their memory only after the
+        tables on this device. The allocator then reuses their memory only after the
         stream's work.
         """
         if self._stream is None:
@@ -112,7 +112,7 @@ class Arena:
         self._streams.append(stream)
 
     def _stage(self) -> tuple[torch.Tensor, Any]:
-        """Pinned memory that no copy reads any more."""
+        """Return pinned memory that no copy reads any more."""
         if self._ring:
             stage, done = self._ring[0]
             free = done.query()
@@ -124,12 +124,12 @@ class Arena:
         return self._pinned(), torch.Event(self.at)
 
     def frozen(self, every: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """The words as they are now, for a capture under way on the current stream:
+        """Return the present words, for a capture under way on the current stream:
         every one, or those of lanes.
 
-        Returns the device's words and the pinned memory that they come from: the copy
-        between them is part of the capture, and each replay repeats it. Both must live
-        as long as the graph. Raises LaunchError where no such memory is left.
+        These are the device's words and their pinned source. The copy between them is
+        part of the capture, and each replay repeats it. Both must live as long as the
+        graph. Raises LaunchError where no such memory is left.
         """
         if not self._spares:
             self.wanted *= 2
@@ -147,13 +147,13 @@ class Arena:
 
 
 class Settles(Protocol):
-    """A table with words in an arena, some for lanes and some for rows (`words`), and
-    with `constants` in memory of its own.
+    """Interface of a table with words in an arena, some for lanes and some for rows
+    (`words`). Its `constants` lie in separate memory.
     """
 
     @property
     def place(self) -> torch.device | None:
-        """Its device."""
+        """The table's device."""
 
     @property
     def words(self) -> tuple[int, int]:
@@ -164,15 +164,15 @@ class Settles(Protocol):
         """See above."""
 
     def settle(self, arena: Arena, lanes: int, rows: int) -> None:
-        """Take its words, from `lanes` and from `rows` on."""
+        """Take the table's words, from `lanes` and from `rows` on."""
 
 
 def settle_together(
     tables: Iterable[Settles], before: Sequence[Arena] = ()
 ) -> list[Arena]:
-    """Give tables an arena, one for each device.
+    """Place tables in an arena, one for each device.
 
-    `before`: those that these replace, which know how much captures ask for.
+    `before` are the arenas that these replace; they have counted the captures.
 
     All rows stand behind all lanes: when only numbers changed, only rows are sent.
     """

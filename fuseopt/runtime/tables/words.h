@@ -1,46 +1,46 @@
-// What the table of a kernel on a device is told before a launch: where its tensors
-// lie, and the numbers of the CPU that it reads.
+// Updates to the table of a kernel on a device before a launch: the addresses of its
+// tensors, and the numbers of the CPU that it reads.
 struct Addresses {
-  int64_t n;                // of slots, of all lanes
-  const int64_t* words;     // of each: the word it goes to
+  int64_t n;                // slots of all lanes
+  const int64_t* words;     // of each: the word that gets its address
   const int64_t* position;  // its place in the pool
-  const int64_t* cell;      // the cell that it is in, or -1
-  const int64_t* owner;     // the lane whose elements it is the first of, or -1
+  const int64_t* cell;      // its cell, or -1
+  const int64_t* owner;     // the lane whose first element it points to, or -1
   int64_t lanes;
-  const int64_t* layouts;  // of each lane: the word that says which path may take it
-  const int64_t* strided;  // what that is if it has a geometry, or -1
-  int64_t* odd;            // of each lane: is one of its addresses off 16 bytes?
-  int64_t flat, aligned;   // what the word is then, and otherwise
-  int64_t low, high;       // which words this call changed; both 0 for none
+  const int64_t* layouts;  // of each lane: the word that chooses its path
+  const int64_t* strided;  // the word's value if it has a geometry, or -1
+  int64_t* odd;            // of each lane: not 0 if an address is off 16 bytes
+  int64_t flat, aligned;   // the word's value then, and otherwise
+  int64_t low, high;       // range of the words that this call changed; both 0: none
 };
 struct Numbers {
-  int64_t n;                // of numbers that lie elsewhere
+  int64_t n;                // numbers outside of the cells
   const int64_t* position;  // of each: its place in the pool
-  const int64_t* cell;      // the word it goes to
-  const int64_t* bytes;     // how many it has
-  int64_t cells;            // words in all, some of which others write
-  uint64_t *words, *seen;   // as they are, and as they were at the last call
+  const int64_t* cell;      // its word
+  const int64_t* bytes;     // its size
+  int64_t cells;            // words in all; some have other writers
+  uint64_t *words, *seen;   // the present ones, and those of the last call
 };
 // All tables of a step on one device.
 struct Told {
-  int64_t n;                    // of tables
+  int64_t n;                    // tables
   Addresses* const* addresses;  // of each
   Numbers* const* numbers;      // of each, or null
   int64_t* const* lanes;        // the words of its lanes
-  const uint64_t* first_cell;   // where its cells lie on the device
-  const int64_t* lanes_at;      // the word of the arena that its lanes begin at
-  const int64_t* cells_at;      // and its cells
+  const uint64_t* first_cell;   // address of its cells on the device
+  const int64_t* lanes_at;      // first word of its lanes in the arena
+  const int64_t* cells_at;      // first word of its cells
   int64_t words;                // of the pool of addresses
-  const uint64_t* pool;         // as it is
-  uint64_t* known;              // as it was at the last call
-  int64_t stale;                // write all addresses?
-  int64_t* range;               // which words of the arena the device lacks: from, to
+  const uint64_t* pool;         // at present
+  uint64_t* known;              // at the last call
+  int64_t stale;                // not 0: write all addresses
+  int64_t* range;               // words of the arena that the device lacks: from, to
 };
 // Memory of the CPU that a step writes before its last launch on a device.
 struct Saved {
-  int64_t n;                // of tensors
+  int64_t n;                // tensors
   const int64_t* position;  // of each: the place of its address in the pool
-  const int64_t* bytes;     // how many it has
+  const int64_t* bytes;     // its size
   char* memory;             // room for all of them
 };
 
@@ -51,7 +51,7 @@ static inline void put(Addresses* a, int64_t* lanes, int64_t at, int64_t value) 
   if (at >= a->high) a->high = at + 1;
 }
 
-// Writes addresses into the words of lanes; `cells`: the address of the first cell.
+// Writes addresses into the words of lanes; `cells` is the address of the first cell.
 extern "C" void fuseopt_addresses(Addresses* a, int64_t* lanes, const uint64_t* pool,
                                   uint64_t cells) {
   a->low = a->high = 0;
@@ -68,7 +68,7 @@ extern "C" void fuseopt_addresses(Addresses* a, int64_t* lanes, const uint64_t* 
   }
 }
 
-// Reads numbers as they are now; has a cell changed since the last call?
+// Reads the present numbers. Returns 1 if a cell changed since the last call.
 extern "C" int64_t fuseopt_numbers(Numbers* x, const uint64_t* pool) {
   for (int64_t i = 0; i < x->n; ++i)
     __builtin_memcpy(x->words + x->cell[i], (const void*)pool[x->position[i]],
@@ -88,7 +88,7 @@ static inline void lacks(Told* x, int64_t low, int64_t high) {
   if (none || high > x->range[1]) x->range[1] = high;
 }
 
-// Brings the arena's words up to date; how many words does the device lack then?
+// Updates the arena's words. Returns how many words the device then lacks.
 extern "C" int64_t fuseopt_told(Told* x) {
   const uint64_t bytes = (uint64_t)x->words * 8;
   if (x->stale || __builtin_memcmp(x->pool, x->known, bytes) != 0) {
@@ -108,7 +108,7 @@ extern "C" int64_t fuseopt_told(Told* x) {
   return x->range[1] - x->range[0];
 }
 
-// Copies tensors to `memory`; `back`: from there.
+// Copies tensors to `memory`, with `back` from there.
 extern "C" void fuseopt_saved(const Saved* x, const uint64_t* pool, int64_t back) {
   char* kept = x->memory;
   for (int64_t i = 0; i < x->n; kept += x->bytes[i++]) {

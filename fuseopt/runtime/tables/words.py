@@ -14,13 +14,13 @@ TEXT = Path(__file__).with_suffix(".h").read_text("utf-8")
 
 
 class Addresses(ctypes.Structure):
-    """Where the addresses of a kernel's table go."""
+    """Destinations of the addresses of a kernel's table."""
 
     _fields_ = fields(TEXT, "Addresses")
 
 
 class Numbers(ctypes.Structure):
-    """Where numbers of the CPU go."""
+    """Destinations of numbers of the CPU."""
 
     _fields_ = fields(TEXT, "Numbers")
 
@@ -32,13 +32,13 @@ class Told(ctypes.Structure):
 
 
 class Saved(ctypes.Structure):
-    """Memory of the CPU, and room for what it held."""
+    """Memory of the CPU, and room for a copy of its contents."""
 
     _fields_ = fields(TEXT, "Saved")
 
 
 class Asked:
-    """A struct with arrays of its own, and a function of the helper that takes it."""
+    """Struct with its arrays, and a function of the helper that takes it."""
 
     def __init__(
         self,

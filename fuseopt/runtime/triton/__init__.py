@@ -1,1 +1,1 @@
-"""How a Triton kernel is built and launched, and the tables that it reads."""
+"""Build and launch Triton kernels, and fill the tables that they read."""

@@ -1,6 +1,6 @@
-"""Triton source -> an imported module, through a folder of files.
+"""Import Triton source as a module, through a folder of files.
 
-`TritonBuilder.load` turns generated text into a `TritonModule`; `compile_offline`
+`TritonBuilder.load` turns generated text into a `TritonModule`. `compile_offline`
 compiles text for a GPU that need not be there.
 """
 
@@ -24,7 +24,7 @@ from ..folders import Folder, Private, chosen
 
 log = logging.getLogger("fuseopt")
 
-#: The kernel's parameters: tables by type, then sizes that are compiled in.
+#: Parameters of the kernel: tables by type, then sizes that are compiled in.
 TABLES = {
     "chunks": "*i32",
     "lanes": "*i64",
@@ -38,7 +38,7 @@ SIZES = ("BLOCK", "REST")
 
 @dataclass(frozen=True)
 class TritonModule:
-    """Generated text, imported. `interpreted`: it runs in Triton's interpreter."""
+    """Imported generated text. `interpreted` is true in Triton's interpreter."""
 
     entry: Any
     sizes: Mapping[str, int]
@@ -50,10 +50,10 @@ class TritonModule:
 
 
 class TritonBuilder:
-    """Imports generated modules from files and counts what it did.
+    """Importer of generated modules from files, with counts of what it did.
 
-    The files are for readers of messages and profiles; Python and Triton take the text
-    itself. `builds`: files written; `disk_hits`: files that existed; `memory_hits`:
+    The files are for readers of messages and profiles. Python and Triton take the text
+    itself. `builds` counts files written, `disk_hits` files that existed, `memory_hits`
     modules that this process had imported.
     """
 
@@ -69,11 +69,11 @@ class TritonBuilder:
     def load(
         self, source: Source, cache_dir: str | None, interpret: bool | None = None
     ) -> TritonModule:
-        """The module of a Triton source.
+        """Return the module of a Triton source.
 
-        `interpret`: jit for the interpreter or for a GPU; None does as TRITON_INTERPRET
-        says. Raises BuildError if triton is missing or refuses the text, CannotBuild
-        where nothing can be written.
+        `interpret` chooses jit for the interpreter or for a GPU; None follows
+        TRITON_INTERPRET. Raises BuildError if triton is missing or refuses the text,
+        CannotBuild where nothing can be written.
         """
         try:
             import triton
@@ -89,7 +89,7 @@ class TritonBuilder:
                 self.memory_hits += 1
                 return self._loaded[key, wanted]
             path = self._file(cache_dir, key, source.text)
-            # the flag is read when a function is decorated
+            # jit reads the flag when it decorates a function
             with triton.knobs.runtime.scope():
                 triton.knobs.runtime.interpret = wanted
                 module = _import(f"fuseopt_{key}", path, source.text)
@@ -126,7 +126,7 @@ class TritonBuilder:
             ) from error
 
     def _write(self, folder: str, key: str, text: str) -> Path:
-        """The file of a text, written beside its place and moved there, so whole."""
+        """Write the file of a text under a temporary name, and move it: it is whole."""
         name, content = f"fuseopt_{key}.py", text.encode()
         with contextlib.ExitStack() as stack:
             root = stack.enter_context(Folder.open(folder, make=True))
@@ -148,10 +148,10 @@ class TritonBuilder:
 
 
 def _import(name: str, path: Path, text: str) -> ModuleType:
-    """A module of a text, which nobody reads from the file again."""
+    """Return the module of a text, without reading the file."""
     module = ModuleType(name)
     module.__file__ = str(path)
-    # where Python, and with it Triton, looks up the source of a function
+    # Python, and with it Triton, looks up the source of a function here
     lines = text.splitlines(keepends=True)
     linecache.cache[str(path)] = len(text), None, lines, str(path)
     try:
@@ -162,7 +162,7 @@ def _import(name: str, path: Path, text: str) -> ModuleType:
 
 
 def ast_source(module: TritonModule) -> Any:
-    """What triton.compile takes: the entry, and what is known of its arguments.
+    """Return the argument of triton.compile: the entry, with facts on its arguments.
 
     Every table begins at a multiple of 16 bytes.
     """
@@ -179,7 +179,8 @@ def ast_source(module: TritonModule) -> Any:
 def compile_offline(
     source: Source, target: str, cache_dir: str | None = None
 ) -> dict[str, Any]:
-    """What Triton makes of a source for `target` ("sm_90", "gfx942"), with no GPU here.
+    """Return Triton's output of a source for `target` ("sm_90", "gfx942"), without a
+    GPU.
 
     The result maps stages to their text ("ttir", "ptx", "amdgcn") or bytes ("cubin",
     "hsaco"). Raises BuildError.

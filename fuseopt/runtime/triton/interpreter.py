@@ -1,7 +1,7 @@
-"""Triton's interpreter, made to round as a GPU does.
+"""Make Triton's interpreter round as a GPU does.
 
 `interpreting()` is a context in which a kernel runs in the interpreter and gives the
-bits it would give on a device.
+bits that it would give on a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...locks import new_lock
 
 @functools.cache
 def _interpreter_lock() -> threading.Lock:
-    """One kernel at a time: Triton's interpreter keeps its state in globals."""
+    """Return the lock of Triton's interpreter, which keeps its state in globals."""
     return new_lock()
 
 
@@ -28,9 +28,9 @@ def _interpreter_lock() -> threading.Lock:
 def interpreting() -> Iterator[None]:
     """Make Triton's interpreter round as a GPU does, while a kernel runs in it.
 
-    As it stands it rounds an fma twice, cuts a float off to make a bf16, and lacks the
-    math library; that of 3.6 takes no bound of a loop from numpy 2.4 on. Those parts
-    are exchanged for exact ones, and put back. Checked with triton 3.6.0 and 3.7.1.
+    The plain interpreter rounds an fma twice, truncates a float to make a bf16, and
+    lacks the math library. That of 3.6 refuses a bound of a loop from numpy 2.4 on.
+    Within the context exact parts replace these. Checked with triton 3.6.0 and 3.7.1.
     """
     import numpy as np
     from triton.language.extra import libdevice
@@ -48,7 +48,7 @@ def interpreting() -> Iterator[None]:
         try:
             for owner, name, new in patches:
                 setattr(owner, name, new)
-            # a GPU does not warn of an overflow, nor of what lies under a mask
+            # a GPU does not warn of an overflow, nor of masked elements
             with np.errstate(all="ignore"):
                 yield
         finally:
@@ -57,8 +57,8 @@ def interpreting() -> Iterator[None]:
 
 
 def _indexed(plain: Callable[..., None]) -> Callable[..., None]:
-    """What gives the interpreter's tensors their methods, and one more: of a number,
-    which numpy has as an array of one element, that it may be the bound of a loop.
+    """Extend the interpreter's patch of tensors by the method `__index__`. A number,
+    for numpy an array of one element, can then be the bound of a loop.
     """
 
     def patch(tensor: Any, scope: Any) -> None:
@@ -69,7 +69,7 @@ def _indexed(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _libm(name: str, dtype: Any) -> Callable[..., Any]:
-    """A function of the C library, over arrays of f32 or f64."""
+    """Return a function of the C library, over arrays of f32 or f64."""
     import numpy as np
 
     library = ctypes.CDLL(ctypes.util.find_library("m"))
@@ -109,7 +109,7 @@ def _create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def _exact_cast(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter's cast, with f32 and bf16 rounded to nearest even."""
+    """Return the interpreter's cast, with f32 and bf16 rounded to nearest even."""
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         import numpy as np
@@ -130,7 +130,7 @@ def _exact_cast(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _library_function(name: str) -> Callable[..., Any]:
-    """A function of the device's math library, for the interpreter's tensors."""
+    """Return a function of the device's math library, for the interpreter's tensors."""
 
     def function(*xs: Any) -> Any:
         import triton.language as tl

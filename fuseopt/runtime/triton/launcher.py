@@ -1,10 +1,10 @@
 """Start a generated module's kernel without Triton's dispatch.
 
 Triton's launch binds, specializes and looks up the arguments at each call. A step's
-arguments never change, so a kernel is compiled ahead for its device, and the function
-that Triton would call in the end is called directly.
+arguments never change. So fuseopt compiles a kernel ahead for its device. It calls
+directly the function that Triton would call in the end.
 
-All that is private to Triton is here and in `ast_source` of `build`: the active
+All private names of Triton are here and in `ast_source` of `build`. They are the active
 driver and its target, `make_backend`, `CompiledKernel.run` with its arguments, and the
 chains of launch hooks. Checked with triton 3.6.0 and 3.7.1.
 """
@@ -21,7 +21,7 @@ from ...errors import BuildError, ConfigError
 from .build import TritonModule, ast_source
 from .interpreter import interpreting
 
-#: Triton warns where nobody says whether products and sums are joined.
+#: Option that joins no products and sums. Triton warns where it is missing.
 NO_FUSION = {"enable_fp_fusion": False}
 
 
@@ -70,7 +70,7 @@ class Compiled:
                 self.kernel = triton.compile(
                     ast_source(module), target=target, options=options
                 )
-                # loads the binary: what a device cannot hold is refused here
+                # loads the binary, and refuses one that the device cannot hold
                 self.start = self.kernel.run
             except Exception as error:
                 raise BuildError(
@@ -85,7 +85,7 @@ class Compiled:
         function, metadata = kernel.function, kernel.packed_metadata
         driver, index = self.driver, self.index
         device_now, stream_of = driver.get_current_device, driver.get_current_stream
-        # an integer is taken as the address it is; a tensor would be asked at each call
+        # Triton takes an integer as an address; it would query a tensor at each call
         args = (*(t.data_ptr() for t in tables), *self.module.sizes.values())
         grid = (programs, 1, 1)
 
@@ -97,7 +97,7 @@ class Compiled:
             stream = stream_of(index)
             enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
             if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-                # a profiler listens
+                # a profiler is active
                 launch_metadata = kernel.launch_metadata(grid, stream, *args)
                 start(
                     *grid,
@@ -116,7 +116,7 @@ class Compiled:
 
 
 class _Current:
-    """Makes a device current for Triton's driver, and puts back what was."""
+    """Makes a device current for Triton's driver, and restores the former one."""
 
     def __init__(self, driver: Any, index: int) -> None:
         self.driver = driver

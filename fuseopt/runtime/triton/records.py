@@ -1,8 +1,9 @@
-"""What of lanes' records depends on addresses: written for all variants at once.
+"""Update the parts of lanes' records that depend on addresses, for all variants at
+once.
 
-A record holds an address for each slot of its lane, and says whether the main path may
-take it. Both follow the pool. One call of the compiled helper brings them up to date,
-however many lanes and variants there are; without it, so many operations on tensors.
+A record holds an address for each slot of its lane, and a flag that lets the main path
+take it. Both depend on the pool. One call of the compiled helper updates them for any
+number of lanes and variants. Without the helper, operations on tensors do.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..tables.words import Addresses, Asked
 
 
 class Block(NamedTuple):
-    """The records of a variant: the first one's place, their number, words of each.
+    """Records of a variant: index of the first one, number of records, words of each.
 
-    By lane and slot: `position` in the pool, `cell` (or -1). `elements`: which slots
-    are read element by element; `stored`: which are written once a lane. `strided`: by
-    lane its geometry, or -1.
+    By lane and slot: `position` in the pool, `cell` (or -1). `elements` marks slots
+    that are read element by element, `stored` those that are written once a lane.
+    `strided` is by lane its geometry, or -1.
     """
 
     base: int
@@ -38,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Records:
-    """The words of all lanes that `refresh` writes."""
+    """Words of all lanes that `refresh` writes."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = blocks
@@ -52,11 +53,11 @@ class Records:
             words.append((first[:, None] + RECORD + torch.arange(slots)).flatten())
             layouts.append(first)
             owner = torch.arange(lanes, lanes + b.lanes)[:, None].expand(-1, slots)
-            # what is a lane's own number may lie anywhere
+            # a lane's number may lie anywhere
             owners.append(torch.where(b.elements, owner, -1).flatten())
             lanes += b.lanes
-        #: by address: the word it goes to, its position in the pool, its cell, the
-        #: lane whose elements it is the first of
+        #: by address: the word it goes to, its position in the pool, its cell, the lane
+        #: whose first element it points to
         self.words = torch.cat(words)
         self.position = torch.cat([b.position.flatten() for b in blocks])
         self.cell = torch.cat([b.cell.flatten() for b in blocks])
@@ -67,12 +68,12 @@ class Records:
         self.layouts = torch.cat(layouts)
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
-        self._cell = self.cell  # where all lanes take part
+        self._cell = self.cell  # for launches of all lanes
         self.asked: Asked | None = None
         self._all_owners = owner
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
-        """Let the compiled helper do it, where there is one."""
+        """Let the compiled helper do the work, where there is one."""
         if helper is None:
             return
         arrays = {
@@ -113,8 +114,8 @@ class Records:
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int
     ) -> tuple[int, int]:
-        """Write the addresses of the pool into the words of `lanes`; from which word to
-        which that changed any, (0, 0) for none. `cells`: the address of the first.
+        """Write the addresses of the pool into the words of `lanes`. Return the range
+        of changed words, (0, 0) for none. `cells` is the address of the first cell.
         """
         if self.asked is not None:
             self.asked(lanes.data_ptr(), pool.buffer_info()[0], cells)
@@ -138,6 +139,6 @@ class Records:
         return int(moved[0]), int(moved[-1]) + 1
 
     def relocate(self, lanes: torch.Tensor, distance: int) -> None:
-        """Cells are so many bytes further: the same for a copy of the words."""
+        """Add a distance in bytes to the cells' addresses, in a copy of the words."""
         if self.in_cells:
             lanes[self.words] += distance * (self.cell >= 0)

@@ -1,7 +1,7 @@
-"""The types of devices, and how graphs and kernels of each are started.
+"""Types of devices, and how graphs and kernels of each are started.
 
 No other module of the runtime names a type of device. A new one is an entry of
-`DEVICES`; NVIDIA and ROCm are both "cuda" to torch.
+`DEVICES`. NVIDIA and ROCm are both "cuda" to torch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .build import TritonModule
 
 
 class Program(Protocol):
-    """A kernel, built for one device."""
+    """Kernel, built for one device."""
 
     def bind(self, programs: int, tables: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """What starts it once, on the stream that is current then: so many programs
-        over these tables.
+        """Return a function that starts it once, on the current stream, with this
+        number of programs over these tables.
         """
 
 
 @dataclass(frozen=True)
 class DeviceType:
-    """How the devices of a type are driven.
+    """Functions and names that drive the devices of a type.
 
-    `program(module, device)` builds a kernel. `graph`: the name of the graph class in
-    the type's torch module (`torch.cuda` for "cuda"), "" if it has none. `capture`:
-    what its `capture_begin` takes beside `pool`. `interpreted`: do kernels run in
-    Triton's interpreter? None as TRITON_INTERPRET says.
+    `program(module, device)` builds a kernel. `graph` is the name of the graph class in
+    the type's torch module (`torch.cuda` for "cuda"), "" if it has none. `capture` has
+    the arguments of its `capture_begin` besides `pool`. `interpreted` is true if
+    kernels run in Triton's interpreter; None follows TRITON_INTERPRET.
     """
 
     program: Callable[[TritonModule, torch.device], Program]
@@ -42,7 +42,7 @@ class DeviceType:
     interpreted: bool | None = None
 
 
-#: How the types of devices are driven.
+#: Entries of the types of devices.
 DEVICES: dict[str, DeviceType] = {
     "cpu": DeviceType(launcher.Interpreted),
     # other threads may do what a capture in this one may not
@@ -54,7 +54,7 @@ DEVICES: dict[str, DeviceType] = {
 
 
 def type_of(device: torch.device) -> DeviceType:
-    """The entry of a device. Raises ConfigError if there is none."""
+    """Return the entry of a device. Raises ConfigError if there is none."""
     entry = DEVICES.get(device.type)
     if entry is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The tables that a Triton kernel reads, and its launch.
+"""Tables that a Triton kernel reads, and its launch.
 
 A `TritonTable` binds a module to the tensors of a call and launches it. On CPU tensors
 the kernel runs in the interpreter, through the same tables that a GPU reads.
@@ -33,20 +33,20 @@ from .build import TritonBuilder, TritonModule
 from .records import Block, Records
 from .registry import Program, type_of
 
-#: Chunks of a program at most, and programs that there are before one takes more than
-#: one chunk: several times what a GPU runs at once (132 multiprocessors of an H100 or
-#: H200 take 396 to 528), so that the last ones to run do not leave most of it idle.
-#: Chosen by counting, not yet measured on a GPU.
+#: Most chunks of a program, and the number of programs up to which each takes one
+#: chunk. The latter is several times what a GPU runs at once (132 multiprocessors of an
+#: H100 or H200 take 396 to 528). So the last programs do not leave most of the GPU
+#: idle. Chosen by counting, not yet measured on a GPU.
 SPAN, PROGRAMS = 16, 2048
 
 
 def span_of(chunks: int) -> int:
-    """Chunks that a program takes, of a launch of so many."""
+    """Return the chunks that a program takes, in a launch of `chunks` chunks."""
     return min(SPAN, max(1, chunks // PROGRAMS))
 
 
 def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
-    """By lane, how many chunks it has, of elements or of results."""
+    """Return each lane's number of chunks, of elements or of results."""
     if variant.reduction == "dims":
         results = torch.tensor([table.geometry[k + 1] for k in table.strided])
         return (results + OUTS - 1) // OUTS
@@ -55,7 +55,7 @@ def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
 
 
 def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-    """Record and ordinal of each chunk, for lanes of so many chunks."""
+    """Return record and ordinal of each chunk, for lanes with these chunk counts."""
     total = int(counts.sum())
     lane = torch.repeat_interleave(torch.arange(len(counts)), counts)
     first = torch.cumsum(counts, 0) - counts
@@ -66,7 +66,7 @@ def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
 def _packed_table(
     number: int, records: torch.Tensor, numel: torch.Tensor
 ) -> torch.Tensor:
-    """Chunks of ROWS lanes each, for the records of small ones, in order of size."""
+    """Return chunks of ROWS lanes each, for records of small ones, in order of size."""
     firsts = records[::ROWS]
     chunks = torch.zeros((len(firsts), CHUNK_FIELDS), dtype=torch.int64)
     chunks[:, 0] = -1 - number
@@ -81,8 +81,8 @@ class TritonTable:
     """All variants' tables of one Triton kernel, as the tensors that a launch passes.
 
     Addresses and scalars lie in an arena, which the tables of a step share. `refresh`
-    writes moved addresses there; `run` starts the kernel and does nothing else, so that
-    a graph may hold it; `launch` is both, and brings the arena to the device between.
+    writes moved addresses there. `run` only starts the kernel, so that a graph may hold
+    it. `launch` does both, and copies the arena to the device in between.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class TritonTable:
         self.position = position
         host = {b: x.on_host for b, x in layouts.items() if x.on_host}
         self.cells = Cells(kernel, host if is_remote(device) else {})
-        # what a lane's chunks fold to lies where the word after its addresses says
+        # the word after a lane's addresses is the address of its chunks' partial
+        # results
         widths = [RECORD + len(v.slots) + (v.reduction == "full") for v in kernel.every]
         words = sum(w * v.lanes for w, v in zip(widths, kernel.every, strict=True))
         lanes = torch.zeros(max(1, words), dtype=torch.int64)
@@ -211,11 +212,11 @@ class TritonTable:
         stores = any(
             s.domain == "lane" and s.write for v in kernel.every for s in v.slots
         )
-        #: words of an arena that it needs: for lanes, for rows and cells, and one that
-        #: is written where a lane is left out
+        #: words of an arena that the table needs: for lanes, for rows and cells, and
+        #: one for writes of left-out lanes
         self.words = (len(lanes), max(1, rows[-1] + len(self.cells) + stores))
         self.arena: Arena | None = None
-        #: what no launch changes, and what launches leave as they found it
+        #: unchanged by launches, or restored by them
         self.constants = tuple(
             x.to(device)
             for x in (
@@ -226,7 +227,7 @@ class TritonTable:
             )
         )
         self.known: array[int] | None = None
-        #: may cells differ from what the arena was told of?
+        #: true if cells may differ from the arena's
         self.fetching = False
 
     # ---------------------------------------------------------------- its arena
@@ -252,7 +253,7 @@ class TritonTable:
         self._start = self.starter(arena.device, arena.device)
 
     def starter(self, lanes: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
-        """What starts the kernel once, over the words of an arena or copies of them."""
+        """Return a function that starts the kernel once, with these words."""
         chunks, *others = self.constants
         lanes = lanes[self.lanes_at : self.lanes_at + self.words[0]]
         rows = rows[self.rows_at : self.rows_at + self.words[1]].view(torch.float64)
@@ -282,7 +283,7 @@ class TritonTable:
     # ---------------------------------------------------------------- launches
 
     def part(self) -> Part | None:
-        """Its part of what one C call writes for all tables of its arena."""
+        """Return the table's part of the C call that writes all tables of its arena."""
         arena = self._settled()
         addresses, numbers = self.records.asked, self.cells.asked
         if addresses is None or (len(self.cells) and numbers is None):
@@ -297,7 +298,7 @@ class TritonTable:
         )
 
     def fetch(self) -> None:
-        """Write the numbers of the CPU that changed, as they are now."""
+        """Write the present numbers of the CPU that changed."""
         arena = self._settled()
         again, self.fetching = self.fetching, True
         if len(self.cells) and (self.cells.fetch() or again):
@@ -321,7 +322,7 @@ class TritonTable:
         helper: ctypes.PyDLL | None,
     ) -> None:
         """Let only the lanes of some owners take part in launches, see CppTable. The
-        others have no elements, and what they store goes to a word that nobody reads.
+        other lanes have no elements, and they store to a word that nothing reads.
 
         Not for lanes that are reduced.
         """
@@ -351,17 +352,17 @@ class TritonTable:
         arena.changed(self.lanes_at, self.lanes_at + len(self.lanes))
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
-        """Make a copy of the arena's words, in host memory, fit for `device`, the
-        memory from which a kernel will read it: cells lie there too.
+        """Adapt a copy of the arena's words, in host memory, to `device`, the memory
+        from which a kernel will read it. Cells lie there too.
         """
         arena = self._settled()
         records = words[self.lanes_at : self.lanes_at + self.words[0]]
         self.records.relocate(records, device.data_ptr() - arena.device.data_ptr())
 
     def run(self, start: Callable[[], None] | None = None) -> None:
-        """Start the kernel with the tables as they are on the device.
+        """Start the kernel with the tables on the device.
 
-        `start`: what `starter` gave for other words. Raises LaunchError.
+        `start` is the result of `starter` for other words. Raises LaunchError.
         """
         try:
             (start or self._start)()
@@ -374,7 +375,7 @@ class TritonTable:
             ) from error
 
     def launches(self, threads: int = 0) -> list[Callable[[], object]]:
-        """The same as a call, where a table of Triton's interpreter is on the CPU."""
+        """Return C calls that run the kernel in Triton's interpreter, on the CPU."""
         return [functools.partial(self.launch, threads)]
 
     def launch(self, threads: int = 0) -> None:
@@ -392,10 +393,11 @@ def triton_factory(
     builder: TritonBuilder | None = None,
     interpret: bool | None = None,
 ) -> TableFactory:
-    """What makes the tables of a kernel whose tensors are on `device`.
+    """Return a function that makes the tables of a kernel whose tensors are on
+    `device`.
 
-    The kernel is compiled here. Raises BuildError, and ConfigError where nothing starts
-    kernels on the device.
+    The kernel is compiled here. Raises BuildError. Raises ConfigError where nothing
+    starts kernels on the device.
     """
     place = torch.device(device)
     kind = type_of(place)
