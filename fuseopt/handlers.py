@@ -1,9 +1,9 @@
 """Exceptions that handlers of signals raise, such as a TimeoutError after `alarm`.
 
-Python runs a handler between two instructions of whatever runs, so its exception comes
-out of that. What takes all exceptions of a call for the call's own (Dynamo does so in a
-trace, and fuseopt around it) would lose it. `passing` makes it an `Interrupted`, which
-is no Exception; whoever runs the step raises what the handler raised.
+Python runs a handler between two instructions, so the exception comes out of the code
+that runs then. Code that handles all exceptions of a call would lose it: Dynamo does so
+in a trace, and fuseopt around it. `passing` makes it an `Interrupted`, which is no
+Exception. The outermost `passing` raises the handler's exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Interrupted(BaseException):
-    """What a handler of a signal `raised`."""
+    """Carries the exception that a signal handler `raised`."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(str(raised))

@@ -5,7 +5,7 @@ A page breaks a rule where a sentence has more than 25 words, or holds a phrase 
 one word. A cell of a table is a sentence too, and a semicolon ends it. A list of names
 may be long: what has a comma after two of five words.
 
-Docstrings and comments of the modules in `DONE` keep these rules and `CODE_PHRASES`.
+Docstrings and comments of the package keep these rules and `CODE_PHRASES`.
 A docstring begins with a verb or a noun. A question belongs to a function that returns
 a bool.
 """
@@ -35,24 +35,11 @@ PHRASES = {
     r"\bto be had\b": "`available`",
 }
 
-#: Written from docstrings; checked once these keep the rules.
-DERIVED = {"modules.md"}
-
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
     ROOT / "SECURITY.md",
-    *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in DERIVED),
+    *sorted((ROOT / "docs").glob("*.md")),
 ]
-
-#: Folders and modules whose docstrings and comments are checked. The rest is not
-#: rewritten yet.
-DONE = (
-    *("__init__", "__main__", "backend", "config", "errors", "explanation", "locks"),
-    *("inputs", "shadow", "replicate", "isolate", "integrations"),
-    *("cli", "conformance", "compiler", "capture", "compat"),
-    *("ir", "lowering", "uniformity", "scheduler", "codegen"),
-    *("runtime", "shards", "storage", "tails", "backward", "offload"),
-)
 
 #: Like `PHRASES`, for docstrings and comments. Only people say, ask, tell, know, see.
 CODE_PHRASES = {
@@ -156,17 +143,8 @@ def comments(source: str) -> Iterator[str]:
 
 
 def modules() -> list[Path]:
-    """Return the modules of `DONE`. Raises FileNotFoundError for one that is none."""
-    found: list[Path] = []
-    for name in DONE:
-        place = ROOT / "fuseopt" / name
-        if place.is_dir():
-            found += sorted(place.rglob("*.py"))
-        elif place.with_suffix(".py").is_file():
-            found.append(place.with_suffix(".py"))
-        else:
-            raise FileNotFoundError(place)
-    return found
+    """Return the modules of the package."""
+    return sorted((ROOT / "fuseopt").rglob("*.py"))
 
 
 def words(sentence: str) -> list[str]:
