@@ -8,6 +8,7 @@ optimizer is packed at the next step.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import packing
-from .packing import packed_in
+from .packing import check_whole, packed_in
 
 
 def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -29,6 +30,47 @@ def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": states}
 
 
+def load_unpacked(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """A hook of `load_state_dict`: unpack what is packed, for an optimizer that keeps
+    its state in float32. None where nothing is packed.
+    """
+    states = state_dict.get("state")
+    every = states.values() if isinstance(states, dict) else ()
+    if not any(packed_in(x) for x in every if isinstance(x, dict)):
+        return None
+    return full_precision(state_dict)
+
+
+def copied_unpacked(optimizer: Optimizer) -> Callable[[], None]:
+    """Let copies and pickles of the optimizer have its state in float32, since they are
+    plain optimizers; returns what ends that.
+
+    Python asks the object for `__getstate__`, so that an attribute counts.
+    """
+    itself = weakref.ref(optimizer)
+
+    def getstate() -> Any:
+        present = itself()
+        assert present is not None
+        found = type(present).__getstate__(present)
+        if not isinstance(found, dict) or found.get("state") is not present.state:
+            return found
+        wide: Any = defaultdict(dict)
+        for p, state in present.state.items():
+            wide[p] = packing.full_precision(state) if type(state) is dict else state
+        return {**found, "state": wide}
+
+    held: Any = optimizer
+    held.__getstate__ = getstate
+
+    def end() -> None:
+        present: Any = itself()
+        if present is not None:
+            vars(present).pop("__getstate__", None)
+
+    return end
+
+
 def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
     """Let the optimizer load packed tensors as they are; returns what ends that."""
     #: while a state dict is loaded: of each of its parameters in order, what is packed
@@ -40,6 +82,7 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
         for group in state_dict["param_groups"]:
             for name in group["params"]:
                 state = states.get(name, {})
+                check_whole(state)
                 every = packed_in(state).values()
                 keys = {key for _, parts in every for key in parts.values()}
                 loading.append({key: state[key] for key in state if key in keys})
@@ -69,8 +112,15 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
 
 
 class Checkpoints:
-    """Keeps the dtypes of packed state for as long as it is."""
+    """For as long as it is, packed state is loaded as it is, and copied in float32."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.end = weakref.finalize(self, keep_dtypes(optimizer))
-        self.end.atexit = False
+        ends = keep_dtypes(optimizer), copied_unpacked(optimizer)
+        self._ends = [weakref.finalize(self, end) for end in ends]
+        for end in self._ends:
+            end.atexit = False
+
+    def end(self) -> None:
+        """Let the optimizer load and copy its state as torch does."""
+        for end in self._ends:
+            end()
