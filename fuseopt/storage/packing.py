@@ -47,14 +47,14 @@ def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
 
 
 @functools.cache
-def _names_of_parts(form: Format) -> tuple[str, ...]:
-    return (*form.empty(torch.empty(2), 0),)
+def _names_of_parts(name: str) -> tuple[str, ...]:
+    return (*FORMATS[name].empty(torch.empty(2), 0),)
 
 
 def check_whole(state: State) -> None:
     """Raise UnsupportedInput for a packed tensor that lacks a part."""
     for target, (form, keys) in packed_in(state).items():
-        lacks = [x for x in _names_of_parts(form) if x not in keys]
+        lacks = [x for x in _names_of_parts(form.name) if x not in keys]
         if lacks:
             raise UnsupportedInput(
                 f"storage: the state has {', '.join(keys.values())} without "
