@@ -15,7 +15,7 @@ from ..compiler.code_paths import PLAIN
 from .keys import OddValue
 
 #: Attributes that the function of a step does not read.
-OUTSIDE = frozenset({"state", "param_groups", "step"})
+OUTSIDE = frozenset({"state", "param_groups", "step", "__getstate__"})
 
 
 def is_hooks(name: str) -> bool:

@@ -282,14 +282,17 @@ def _variant(graph: Graph, number: int, v: Variant, first: int) -> Iterable[str]
         shown = symbols(refs)[:first] if graph.numbers else []
         for i, text in formulas(graph.numbers, shown).items():
             yield f"    sym{i} = {text}"
-    stored: dict[str, list[str]] = {"lane": [], "element": [], "output": []}
+    domains = ("lane", "element", "block", "output")
+    stored: dict[str, list[str]] = {domain: [] for domain in domains}
     for x, s in v.stores:
         stored[v.slots[s].domain].append(f"    s{s} <- %{x}")
     if v.reduction:
         dims = _few([_shape(d) for d in v.reduced], first)
         yield f"  reduces {v.reduction}: {dims}"
-    codes = (("lane", v.lane_code), ("element", v.code), ("output", v.output_code))
-    for title, code in codes:
+    # what a block's elements have in common is among their code
+    for title, code in zip(
+        domains, (v.lane_code, v.code, (), v.output_code), strict=True
+    ):
         if code or stored[title]:
             yield f"  once per {title}:"
             yield from (f"    {_instr(x, v.instrs[x], 's')}" for x in code)

@@ -20,6 +20,7 @@ from ..compiler.entry import attach
 from ..compiler.session import COMPILED, session
 from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
+from ..storage.checkpoints import load_unpacked
 from ..storage.rule import Rule, rule_of
 from ..storage.step import Beside
 from .compilations import Wanted
@@ -85,9 +86,15 @@ def compile_stored(
             "not a Python function, so Dynamo cannot trace it"
         )
     session.compiled[id(optimizer)] = optimizer
+    optimizer.register_load_state_dict_pre_hook(_loaded)
     function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer
+
+
+def _loaded(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Unpack a state dict for an optimizer that keeps its state in float32."""
+    return None if keeps_packed(optimizer) else load_unpacked(optimizer, state_dict)
 
 
 def keeps_packed(optimizer: Optimizer) -> bool:

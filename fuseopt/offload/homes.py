@@ -65,6 +65,8 @@ class OnCPU:
     def __init__(self) -> None:
         self._pairs: list[_Pair] = []
         self._hooks: list[Any] = []
+        # the hooks hold no reference to this home, and end with it
+        weakref.finalize(self, _remove, self._hooks).atexit = False
         self._streams: dict[torch.device, torch.Stream] = {}
         #: since the last step, by id of a parameter: the gradient that was copied, and
         #: its version at that time
@@ -83,7 +85,7 @@ class OnCPU:
             self._pairs.append(pair)
             weights.append(weight)
             if p.requires_grad:
-                self._hooks.append(_hook(p, pair, self))
+                self._hooks.append(_hook(p, len(self._pairs) - 1, self))
         return weights
 
     def copy(self, pair: _Pair) -> None:
@@ -145,14 +147,20 @@ class OnCPU:
             pair.weight.copy_(pair.param)
 
 
-def _hook(param: Any, pair: _Pair, home: OnCPU) -> Any:
+def _remove(hooks: Sequence[Any]) -> None:
+    """Remove hooks of parameters."""
+    for hook in hooks:
+        hook.remove()
+
+
+def _hook(param: Any, number: int, home: OnCPU) -> Any:
     """Copy each new gradient of a parameter while its home exists."""
     itself = weakref.ref(home)
 
     def arrived(_: torch.Tensor) -> None:
         home = itself()
         if home is not None:
-            home.copy(pair)
+            home.copy(home._pairs[number])
 
     return param.register_post_accumulate_grad_hook(arrived)
 

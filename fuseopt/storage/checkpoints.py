@@ -8,6 +8,7 @@ state dict of the plain optimizer.
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import packing
-from .packing import packed_in
+from .packing import check_whole, packed_in
 
 
 def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,47 @@ def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": states}
 
 
+def load_unpacked(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Unpack packed state, as a hook of `load_state_dict` of an optimizer that keeps
+    its state in float32. Return None if nothing is packed.
+    """
+    states = state_dict.get("state")
+    every = states.values() if isinstance(states, dict) else ()
+    if not any(packed_in(x) for x in every if isinstance(x, dict)):
+        return None
+    return full_precision(state_dict)
+
+
+def copied_unpacked(optimizer: Optimizer) -> Callable[[], None]:
+    """Let copies and pickles of the optimizer have its state in float32, since they are
+    plain optimizers; return a function that ends this.
+
+    Python looks up `__getstate__` on the object, so an attribute counts.
+    """
+    itself = weakref.ref(optimizer)
+
+    def getstate() -> Any:
+        present = itself()
+        assert present is not None
+        found = type(present).__getstate__(present)
+        if not isinstance(found, dict) or found.get("state") is not present.state:
+            return found
+        wide: Any = defaultdict(dict)
+        for p, state in present.state.items():
+            wide[p] = packing.full_precision(state) if type(state) is dict else state
+        return {**found, "state": wide}
+
+    held: Any = optimizer
+    held.__getstate__ = getstate
+
+    def end() -> None:
+        present: Any = itself()
+        if present is not None:
+            vars(present).pop("__getstate__", None)
+
+    return end
+
+
 def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
     """Let the optimizer load packed tensors unchanged; return a function that ends
     this.
@@ -44,6 +86,7 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
         for group in state_dict["param_groups"]:
             for name in group["params"]:
                 state = states.get(name, {})
+                check_whole(state)
                 every = packed_in(state).values()
                 keys = {key for _, parts in every for key in parts.values()}
                 loading.append({key: state[key] for key in state if key in keys})
@@ -73,8 +116,15 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
 
 
 class Checkpoints:
-    """Keep the dtypes of packed state while the state is packed."""
+    """Keep the dtypes of packed state while it is packed; copies are in float32."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.end = weakref.finalize(self, keep_dtypes(optimizer))
-        self.end.atexit = False
+        ends = keep_dtypes(optimizer), copied_unpacked(optimizer)
+        self._ends = [weakref.finalize(self, end) for end in ends]
+        for end in self._ends:
+            end.atexit = False
+
+    def end(self) -> None:
+        """Let the optimizer load and copy its state as torch does."""
+        for end in self._ends:
+            end()

@@ -9,12 +9,14 @@ which is only packed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..capture.fx.interpreter import OWN
+from ..errors import UnsupportedInput
 from .formats import FORMATS, WIDE, Format, Parts
 
 _AT = "@"
@@ -45,13 +47,30 @@ def parts_of(state: State, keys: Mapping[str, str]) -> Parts:
     return {part: state[key] for part, key in keys.items()}
 
 
+@functools.cache
+def _names_of_parts(name: str) -> tuple[str, ...]:
+    return (*FORMATS[name].empty(torch.empty(2), 0),)
+
+
+def check_whole(state: State) -> None:
+    """Raise UnsupportedInput for a packed tensor that lacks a part."""
+    for target, (form, keys) in packed_in(state).items():
+        lacks = [x for x in _names_of_parts(form.name) if x not in keys]
+        if lacks:
+            raise UnsupportedInput(
+                f"storage: the state has {', '.join(keys.values())} without "
+                f"{key_of(target, form, lacks[0])}. Load a state dict that has both"
+            )
+
+
 @torch.no_grad()
 def full_precision(
     state: State, targets: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Return the same state with these targets unpacked, in the places of their first
-    parts. None unpacks all of them.
+    parts. None unpacks all of them. Raises UnsupportedInput if a part is missing.
     """
+    check_whole(state)
     chosen = {
         keys[""]: (target, form, keys)
         for target, (form, keys) in packed_in(state).items()

@@ -84,15 +84,16 @@ class Stored:
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> str | None:
         """Do one step. Return None, or the reason why nothing was done. The reason is
-        "" in a parameter's first step, and where the user's stance forbids Dynamo to
-        compile.
+        "" in a parameter's first step, without any gradient, and where the user's
+        stance forbids Dynamo to compile.
 
         `make(backend)` compiles the step's function.
         """
         self.kept.pack_new(optimizer)
         if not self.few.wants(optimizer):
             return self.few.why
-        if self._begins(optimizer):
+        ready = _with_gradients(optimizer)
+        if not ready or self._begins(optimizer, ready):
             return ""
         n_states = len(optimizer.state)
         with self.beside.hollow(), self.kept.hollow():
@@ -114,10 +115,10 @@ class Stored:
         self.kept.pack_new(optimizer)
         return result
 
-    def _begins(self, optimizer: Optimizer) -> bool:
-        """Has a parameter without state a gradient, and has it not stepped yet?"""
-        ready = (p for p in _with_gradients(optimizer) if id(p) not in self._begun)
-        return any(p not in optimizer.state for p in ready)
+    def _begins(self, optimizer: Optimizer, ready: list[torch.Tensor]) -> bool:
+        """Has one of these parameters not stepped, and has it no state?"""
+        new = (p for p in ready if id(p) not in self._begun)
+        return any(p not in optimizer.state for p in new)
 
 
 def _with_gradients(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -127,6 +128,21 @@ def a_gradient_is_missing() -> None:
         mine.zero_grad()
 
 
+def stepped_twice() -> None:
+    """Two steps of one backward: its gradients count twice, as in torch."""
+    plain, mine, here, there = pair("fp32", torch.bfloat16, None)
+    for step in range(3):
+        backward(step, here, there)
+        for _ in range(2):
+            plain.step()
+            mine.step()
+            assert_same(here, there)
+        plain.zero_grad()
+        mine.zero_grad()
+    mine.step()  # without gradients
+    assert_same(here, there)
+
+
 def checkpoints() -> None:
     plain, mine, here, there = pair("fp32", torch.bfloat16, "bf16")
     backward(0, here, there)
@@ -148,8 +164,11 @@ def the_hooks_end() -> None:
     _, mine, _, there = pair("fp32", torch.bfloat16, None)
     backward(0, there)
     mine.step()
+    pinned = [weakref.ref(x) for pair in mine._home._pairs for x in pair[1:]]
     del mine
     gc.collect()
+    assert not any(x() is not None for x in pinned), "hooks hold the CPU's memory"
+    assert not any(p._post_accumulate_grad_hooks for p in there)
     for p in there:
         p.grad = None
     backward(1, there)
@@ -167,6 +186,7 @@ if __name__ == "__main__":
     several_backwards()
     a_clip_before_the_step()
     a_gradient_is_missing()
+    stepped_twice()
     checkpoints()
     the_hooks_end()
     print("done", flush=True)

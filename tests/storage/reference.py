@@ -63,6 +63,8 @@ class Reference:
         self.formats = formats
         #: by parameter and key
         self.packed: dict[tuple[torch.Tensor, str], Any] = {}
+        #: how many tensors were ever packed
+        self.n = 0
 
     def _name(self, key: str) -> str | None:
         return self.formats if isinstance(self.formats, str) else self.formats.get(key)
@@ -91,7 +93,8 @@ class Reference:
                 if FORMATS[name].refusal(value):
                     continue
                 if (p, key) not in self.packed:
-                    parts = FORMATS[name].empty(value, len(self.packed))
+                    parts = FORMATS[name].empty(value, self.n)
+                    self.n += 1
                     FORMATS[name].pack(value.detach(), parts)
                     self.packed[p, key] = parts
 

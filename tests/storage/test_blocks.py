@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ def test_bytes_of_a_step() -> None:
     # weight twice, gradient, two codes twice; two scales twice for 256 elements
     assert report.bytes == n * (12 + 4) + n // 256 * 16
     assert report.launches == 1
+
+
+def test_a_trace_of_torchs_has_the_schedule() -> None:
+    """TORCH_TRACE and `dump_dir` print it; numbers of blocks are stored there too."""
+    texts: list[str] = []
+
+    class Listens(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(str(getattr(record, "payload", "")))
+
+    torch_trace, handler = logging.getLogger("torch.__trace"), Listens()
+    torch_trace.addHandler(handler)
+    try:
+        run(ADAMW, "8bit/64", 4, steps=2, fallback="error")
+    finally:
+        torch_trace.removeHandler(handler)
+    assert any("once per block:" in text for text in texts)
 
 
 # ---------------------------------------------------------------- choices

@@ -263,10 +263,14 @@ def test_a_wrong_option_is_an_error(wrong: Any) -> None:
         fuseopt.compile(torch.optim.AdamW(params_of(2)), storage=wrong)
 
 
-def test_a_tail_runs_in_pieces() -> None:
+@pytest.mark.parametrize("name", ["bf16", "8bit/64"])
+def test_a_tail_runs_in_pieces(name: str) -> None:
+    """The step is one launch; the clip is torch's. The Report says why."""
     theirs, ours = params_of(18), params_of(18)
-    reference = Reference(adamw(theirs), "bf16")
-    optimizer = fuseopt.compile(adamw(ours), storage="bf16")
+    before = len(fuseopt.reports())
+    reference = Reference(adamw(theirs), name)
+    storage = fuseopt.Storage(name, least=0)
+    optimizer = fuseopt.compile(adamw(ours), storage=storage)
     tail = fuseopt.tail(optimizer, clip_grad_norm=1.0)
     for step in range(4):
         give_grads(step, theirs, ours)
@@ -274,6 +278,9 @@ def test_a_tail_runs_in_pieces() -> None:
         reference.step()
         tail()
         assert_same(reference, theirs, ours, optimizer)
+    whole, step = fuseopt.reports()[before:]
+    assert "is kept packed" in whole.fallback
+    assert (whole.launches, step.launches, step.fallback) == (0, 1, "")
 
 
 def test_in_backward_refuses() -> None:
