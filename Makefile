@@ -135,10 +135,11 @@ format: $(VENV)/stamp-dev
 clean:
 	rm -rf .venv .venv-* build demo/out bench/out fuseopt.egg-info
 
-# By itself, for it asks for torchvision: each wheel of that loads beside one build of
-# torch alone, and tests/wild does without. The rest that it asks for is there.
+# By themselves, for they ask for torchvision: each wheel of that loads beside one build
+# of torch alone, and tests/wild does without. The rest that they ask for is there.
 $(VENV)/stamp-timm: $(CONSTRAINTS) | $(VENV)/stamp-wild
-	$(PIP) install --constraint $(CONSTRAINTS) --no-deps timm
+	$(PIP) install --constraint $(CONSTRAINTS) --no-deps \
+		timm ultralytics ultralytics-thop
 	touch $@
 
 # One stamp for each extra: a target installs what it needs and no more. Every

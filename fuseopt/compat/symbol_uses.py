@@ -84,13 +84,11 @@ def ANSWERS(patcher: Patcher) -> None:
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
     patcher.around(builtin, "_call_min_max_binary", extreme, "self", "tx", "a", "b")
 
-    codes = [
-        name
-        for name in dis.opmap
-        if "JUMP" in name and "IF" in name and name.endswith(("TRUE", "FALSE", "POP"))
-    ]
-    for name in codes:
-        on_instruction(patcher, base, name, _jump)
+    for name in dis.opmap:
+        # from Python 3.14 on the table also has some that no code has, nor Dynamo
+        jumps = "JUMP" in name and "IF" in name and hasattr(base, name)
+        if jumps and name.endswith(("TRUE", "FALSE", "POP")):
+            on_instruction(patcher, base, name, _jump)
 
 
 def _picked(tx: Any, function: Any, a: Any, b: Any) -> Any:

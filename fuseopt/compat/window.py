@@ -185,9 +185,12 @@ def _is_of_a_frame(notice: Any) -> bool:
 def _trace() -> Any:
     """Return the local variables of Dynamo's nearest function that traces a frame."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_locals.keys() >= {"frame", "compiler_fn"}:
+    while frame is not None:
+        names = frame.f_locals  # whose keys are a list from Python 3.13 on
+        if "frame" in names and "compiler_fn" in names:
+            return names
         frame = frame.f_back
-    return {} if frame is None else frame.f_locals
+    return {}
 
 
 def frame_traced() -> Any:

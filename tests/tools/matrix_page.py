@@ -33,7 +33,7 @@ PAIRS = tuple(
     for torch, pythons in {
         "2.11": ("3.10", "3.11", "3.12"),
         "2.12": ("3.10", "3.12"),
-        "2.13": ("3.10", "3.11", "3.12", "3.13"),
+        "2.13": ("3.10", "3.11", "3.12", "3.13", "3.14"),
         "2.14": ("3.11", "3.12", "3.13"),
         "2.15": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     }.items()
@@ -51,6 +51,13 @@ torch. `tests/tools/matrix.py` names these tests. A test that needs more than an
 torch has is skipped, and `tests/versions.py` names the reason. `make newest`, which CI
 runs, does the same with the newest torch that `setup.cfg` admits.
 
+"""
+FREE_THREADED = """## Without the global lock
+
+Torch 2.13.0 and 2.15.0, and Triton 3.7.1, have wheels for the free-threaded Python 3.14
+(cp314t). fuseopt has not run there: no such interpreter could be had. `pyenv install
+3.14.4t` needs a download that failed, and Debian has no package of it. Torch 2.13 has
+no wheel for the free-threaded Python 3.13.
 """
 COLUMNS = ("Python", "torch", "triton", "doctor", "passed", "skipped", "failed", "on")
 
@@ -142,6 +149,7 @@ def page(rows: Iterable[Row]) -> str:
         parts.append("## What failed\n\n" + "\n".join(failures(failing)) + "\n")
     if missing := [x for x in rows if x.reason]:
         parts.append("## What was not run\n\n" + "\n".join(reasons(missing)))
+    parts.append(FREE_THREADED)
     return "\n".join(x.rstrip("\n") + "\n" for x in parts)
 
 

@@ -26,6 +26,7 @@ NEEDS = {
     "accelerate_loop": ["accelerate"],
     "lightning_module": ["lightning"],
     "timm_training": ["timm"],
+    "torchrl_learner": ["torchrl"],
     "transformers_trainer": ["transformers", "accelerate"],
 }
 #: Runs a script as itself; timm is imported where torchvision cannot be.
@@ -88,9 +89,12 @@ def test_one_line_is_marked(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     marked = [line for line in lines if line.endswith(MARK)]
     assert len(marked) == 1
-    assert "fuseopt.compile(" in marked[0] or "fuseopt.tail(" in marked[0]
+    imports = ["import fuseopt"]
+    imports += [x for x in lines if x.startswith("from fuseopt.integrations.")]
+    names = ["fuseopt.compile", "fuseopt.tail", *(x.split()[-1] for x in imports[1:])]
+    assert any(f"{name}(" in marked[0] for name in names)
     asked = [x for x in lines if "fuseopt" in x and "reports" not in x]
-    assert asked == ["import fuseopt", *marked]
+    assert {*asked, *marked} == {*imports, *marked}
 
 
 def test_all_trainers_have_an_example() -> None:

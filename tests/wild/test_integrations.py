@@ -253,6 +253,56 @@ def test_timm(name: str) -> None:
     assert set(launches()) == {1}
 
 
+# ---------------------------------------------------------------- ultralytics
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "MuSGD"])
+def test_ultralytics(name: str, tmp_path: Path) -> None:
+    """Its clip, warmup and average stay; its scaler calls the step."""
+    needs("ultralytics")
+    from fuseopt.integrations.ultralytics import Compile
+    from tests.wild import ultralytics_yolo as training
+
+    def run(folder: str, change: Any) -> tuple[Trained, list[str]]:
+        seed_all()
+        trainer = training.trainer_of(tmp_path / folder, change, optimizer=name)
+        trained = training.train_it(trainer)
+        return trained, trainer.csv.read_text().splitlines()
+
+    want, rows = run("eager", in_eager)
+    kept = pickle.loads(pickle.dumps(Compile(fallback="error")))
+    got, mine = run("compiled", kept)
+    same(want, got)
+    assert launches()[-1] == {"SGD": 1, "AdamW": 1, "MuSGD": 6}[name]
+    # the losses and rates that it logs, without the column of times
+    assert [x.split(",")[2:] for x in rows] == [x.split(",")[2:] for x in mine]
+    assert len(rows) == training.EPOCHS + 1
+
+
+# ---------------------------------------------------------------- TorchRL
+
+
+def test_torchrl() -> None:
+    """Without CUDA the learner's update runs as it is; see also test_torchrl.py."""
+    needs("torchrl")
+    from tensordict.nn import CudaGraphModule
+
+    from fuseopt.integrations.torchrl import CapturedLearner
+    from tests.wild import torchrl_ppo as training
+
+    def run(kind: Any) -> Trained:
+        loop = training.Loop(in_eager, kind)
+        loop.train_until(STEPS)
+        return loop.trained()
+
+    def captured(update: Any, **keys: Any) -> CapturedLearner:
+        optimizer = update.__self__.optimizer
+        return CapturedLearner(update, optimizers=[optimizer], **keys)
+
+    same(run(CudaGraphModule), run(captured))
+    assert launches() == [1]
+
+
 # ---------------------------------------------------------------- torchtitan
 
 

@@ -203,4 +203,12 @@ TRAININGS = [
     ),
     Training("pyro, `SVI`", "pyro_svi", "pyro", launches=5 * STEPS),
     Training("skorch", "skorch_net", "skorch"),
+    Training("TorchRL, PPO", "torchrl_ppo", "torchrl"),
+    Training(
+        "ultralytics, YOLO",
+        "ultralytics_yolo",
+        "ultralytics",
+        resumed="halves",
+        why="a checkpoint has the average and the optimizer's state in float16",
+    ),
 ]

@@ -1,6 +1,6 @@
-"""`import timm` where torchvision cannot be loaded.
+"""`import timm`, `import ultralytics` where torchvision cannot be loaded.
 
-timm imports torchvision for images and for layers that take features out of a model;
+Both import torchvision for images and for layers that take features out of a model;
 the wheels of torchvision are built for one build of torch each, and fail to load beside
 another one, such as the one for CPUs alone. No training here needs what it does, so a
 name that is looked up in a stand-in is a class without contents.
@@ -9,13 +9,16 @@ name that is looked up in a stand-in is a class without contents.
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-#: What timm imports of it.
+#: A version for packages that look for it before they import.
+VERSION = "0.28.0"
+#: What they import of it.
 MODULES = """
     torchvision torchvision.datasets torchvision.models torchvision.models.detection
     torchvision.models.feature_extraction torchvision.ops torchvision.ops.misc
@@ -63,8 +66,15 @@ def stand_ins() -> Iterator[None]:
             if parent:
                 setattr(made[parent], last, module)
         sys.modules.update(made)
-        yield
-        for name in made:
-            sys.modules.pop(name, None)
+        plain = importlib.metadata.version
+        importlib.metadata.version = lambda name: (
+            VERSION if name == "torchvision" else plain(name)
+        )
+        try:
+            yield
+        finally:
+            importlib.metadata.version = plain
+            for name in made:
+                sys.modules.pop(name, None)
     else:
         yield
