@@ -310,12 +310,13 @@ def _empty(t: torch.Tensor) -> None:
 
 def without_contents(t: torch.Tensor) -> torch.Tensor:
     """A tensor of the same layout, dtype and device, without memory; a copy of one
-    without dimensions. Raises LanesDiffer for a tensor that is no leaf.
+    without dimensions, or a zero where that has no memory. Raises LanesDiffer for a
+    tensor that is no leaf.
     """
     with torch.inference_mode(False), torch.no_grad():
         empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         if not t.dim():
-            empty.copy_(t)
+            empty.copy_(t) if t.untyped_storage().nbytes() else empty.zero_()
     _empty(empty)
     if not t.is_leaf:
         raise LanesDiffer("a tensor of a lane is computed from other tensors")
