@@ -135,7 +135,8 @@ BESIDE_STATE = {
 def test_no_part_of_a_step_on_which_dynamo_fails_is_compiled_alone(
     value: str, name: str, way: str, n: int
 ) -> None:
-    seen, said = [], []
+    seen: list[Any] = []
+    said: Any
     for how in ("eager", way):
         torch._dynamo.reset()
         torch.manual_seed(0)
