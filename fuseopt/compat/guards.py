@@ -336,8 +336,8 @@ METADATA = (
 def TENSORS(patcher: Patcher) -> None:
     """Guard the metadata that a step reads of a tensor guarded by identity alone.
 
-    What a step reads as `p.data` has no source: after a graph break or at its end, Dynamo
-    would read `p.data` anew, although the step has assigned it (torch 2.11 to 2.15).
+    What a step reads as `p.data` gets no source. Else Dynamo reads `p.data` anew after
+    a graph break or at the end, although the step has assigned it (torch 2.13).
     """
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     AttrSource = find("torch._dynamo.source:AttrSource")
