@@ -202,5 +202,5 @@ def _tell_of_failure(error: Exception, backend: Callable[..., Any]) -> None:
     owners = optimizers_of(traced) if code is not None else []
     watched.tell_of_failure(place, reason, owners[0] if owners else None)
     # of a step that runs in eager, no part is compiled alone
-    step = any(is_step_of(code, owner) for owner in owners)
+    step = code is not None and any(is_step_of(code, owner) for owner in owners)
     leave_to_eager(reason, step and not any(map(holds_others, owners)))
