@@ -8,7 +8,11 @@ hold can be compared. NaNs are all alike.
 
 from __future__ import annotations
 
+import array
 import collections
+import contextlib
+import datetime
+import decimal
 import itertools
 import operator
 import types
@@ -20,6 +24,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+#: What they hold is in what they are written as.
+TOLD = (
+    *(itertools.count, decimal.Decimal, range, slice, bytearray, array.array),
+    *(datetime.datetime, datetime.timedelta),
+)
 #: What torch and a compiled step keep on an optimizer for themselves.
 OWN = frozenset(("step", "zero_grad", "defaults", "param_groups", "state"))
 
@@ -98,8 +107,12 @@ class Freezer:
             return (kind, x.maxlen, [self.value(y) for y in x])
         if hasattr(x, "__length_hint__"):
             return (kind, operator.length_hint(x))  # how much of an iterator is left
-        if isinstance(x, itertools.count):
+        if isinstance(x, TOLD):
             return (kind, repr(x))
+        if isinstance(x, types.GeneratorType):
+            frame = x.gi_frame
+            at = None if frame is None else (frame.f_lasti, self.value(frame.f_locals))
+            return (kind, at)
         if isinstance(x, types.FunctionType):
             cells = [self._cell(c) for c in x.__closure__ or ()]
             return (kind, x.__name__, self.value(x.__defaults__), cells, self.own(x))
@@ -113,7 +126,7 @@ class Freezer:
 
     def own(self, x: Any) -> Any:
         """Of the attributes of an object."""
-        found = getattr(x, "__dict__", {})
+        found = {**getattr(x, "__dict__", {}), **_slots(x)}
         return [
             (k, self.value(v))
             for k, v in found.items()
@@ -125,6 +138,18 @@ class Freezer:
             return self.value(cell.cell_contents)
         except ValueError:
             return "empty"
+
+
+def _slots(x: Any) -> dict[str, Any]:
+    """What an object holds in slots."""
+    slots = [vars(kind).get("__slots__", ()) for kind in type(x).__mro__]
+    names = [y for z in slots for y in ((z,) if isinstance(z, str) else z)]
+    own = object.__getattribute__
+    found = {}
+    for name in names:
+        with contextlib.suppress(AttributeError):
+            found[name] = own(x, name)
+    return found
 
 
 def frozen(module: Any, opt: Optimizer, ps: Sequence[Tensor]) -> dict[str, Any]:

@@ -334,7 +334,11 @@ METADATA = (
 
 @guard("guard-metadata", "a guard on the metadata of a tensor that a step reads")
 def TENSORS(patcher: Patcher) -> None:
-    """Guard the metadata that a step reads of a tensor guarded by identity alone."""
+    """Guard the metadata that a step reads of a tensor guarded by identity alone.
+
+    What a step reads as `p.data` gets no source. Else Dynamo reads `p.data` anew after
+    a graph break or at the end, although the step has assigned it (torch 2.13).
+    """
     GuardBuilder = find("torch._dynamo.guards:GuardBuilder")
     AttrSource = find("torch._dynamo.source:AttrSource")
     ConstantVariable = find("torch._dynamo.variables.constant:ConstantVariable")
@@ -356,6 +360,8 @@ def TENSORS(patcher: Patcher) -> None:
 
     def attribute(original: Hook, self: Any, tx: Any, name: str) -> Any:
         result = original(self, tx, name)
+        if name == "data" and traces_own():
+            result.source = None  # code that reads it anew gets what is assigned later
         is_guarded = f"attr_{name}" in METADATA or name in ("grad", "requires_grad")
         if traces_own() and not is_guarded and isinstance(result, ConstantVariable):
             source = self.source and AttrSource(self.source, name)

@@ -18,7 +18,7 @@ from .contexts import within_copy
 from .layers import leads_to, traces_for
 from .leaving import leave_to_eager, refusal_of
 from .names import find
-from .owners import optimizers_of
+from .owners import holds_others, is_step_of, optimizers_of
 from .patches import Hook, Patcher, patch
 from .tracing import tracing
 from .watched import watched
@@ -201,4 +201,6 @@ def _tell_of_failure(error: Exception, backend: Callable[..., Any]) -> None:
     reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
     owners = optimizers_of(traced) if code is not None else []
     watched.tell_of_failure(place, reason, owners[0] if owners else None)
-    leave_to_eager(reason)
+    # of a step that runs in eager, no part is compiled alone
+    step = code is not None and any(is_step_of(code, owner) for owner in owners)
+    leave_to_eager(reason, step and not any(map(holds_others, owners)))

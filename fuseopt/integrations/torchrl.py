@@ -14,10 +14,9 @@ from ..isolate.refresh import refresh
 
 
 class CapturedLearner(CudaGraphModule):  # type: ignore[misc]
-    """As tensordict's `CudaGraphModule`, whose arguments it takes, for an update that
-    steps `optimizers`; compiles their steps.
+    """Capture an update that steps `optimizers`, and compile their steps.
 
-    The graph reads rates and counters as they are at each call, so a schedule goes on,
+    It takes the arguments of tensordict's `CudaGraphModule`. The graph reads rates and counters as they are at each call, so a schedule goes on,
     and AdamW needs no `capturable=True`. An update steps each optimizer once, and
     leaves the gradients where they are: `zero_grad` comes before its backward.
     Without CUDA an update runs as it is, with compiled steps. `options`: of

@@ -320,13 +320,13 @@ def _empty(t: torch.Tensor) -> None:
 def without_contents(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same layout, dtype and device, without memory.
 
-    Returns a copy of a tensor without dimensions. Raises LanesDiffer for a tensor that
-    is not a leaf.
+    Returns a copy of a tensor without dimensions, or a zero where that has no memory.
+    Raises LanesDiffer for a tensor that is not a leaf.
     """
     with torch.inference_mode(False), torch.no_grad():
         empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         if not t.dim():
-            empty.copy_(t)
+            empty.copy_(t) if t.untyped_storage().nbytes() else empty.zero_()
     _empty(empty)
     if not t.is_leaf:
         raise LanesDiffer("a tensor of a lane is computed from other tensors")

@@ -29,7 +29,7 @@ from tests.frozen import Freezer, unlike
 HOME = Path(__file__).parent
 MODULES = (
     *("aliased", "around", "counted", "counters", "dropped", "grouped", "left"),
-    *("orders", "proofs", "replaced", "shared", "spent", "stated", "walks"),
+    *("moved", "orders", "proofs", "replaced", "shared", "spent", "stated", "walks"),
     *("typed", "weak", "written"),
 )
 #: Few parameters and many: below 16 all are traced, from there on a few lead.

@@ -114,3 +114,48 @@ def test_no_part_of_a_step_in_eager_is_compiled_alone(
         assert len(reports) == 1
         assert "its own operators" in reports[0].fallback
     assert not any("computes only numbers" in r.fallback for r in reports)
+
+
+#: No state of a parameter, but among the states: Dynamo 2.13 fails on it, or takes it.
+BESIDE_STATE = {
+    "dtype": torch.float16,
+    "number": 3,
+    "list": [1.0],
+    "tensor": torch.ones(3),
+    "text": "note",
+    "dict": {"calls": 1},
+}
+
+
+@pytest.mark.family(24)
+@pytest.mark.parametrize("n", [4, 18])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["AdamW", "ASGD"])
+@pytest.mark.parametrize("value", BESIDE_STATE)
+def test_no_part_of_a_step_on_which_dynamo_fails_is_compiled_alone(
+    value: str, name: str, way: str, n: int
+) -> None:
+    seen: list[Any] = []
+    said: Any
+    for how in ("eager", way):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        ps = [torch.nn.Parameter(torch.randn(3, 4)) for _ in range(n)]
+        opt: Any = getattr(torch.optim, name)(ps, lr=0.01, foreach=False)
+        step = opt.step if how == "eager" else WAYS[how](opt)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            known = len(session.reports)
+            opt.state["note"] = BESIDE_STATE[value]
+            for t in range(4):
+                for p in ps[: n - t % 3]:
+                    p.grad = torch.randn(3, 4)
+                step()
+                opt.zero_grad()
+        seen.append([bits(p) for p in ps])
+    assert seen[0] == seen[1]
+    failed = ["Dynamo fails on it" in r.fallback for r in session.reports[known:]]
+    assert not any(failed) or failed.index(True) == len(failed) - 1
+    texts = " ".join(str(w.message) for w in said)
+    for part in ("_get_value", "_single_tensor", "_to_scalar"):
+        assert part not in texts

@@ -16,7 +16,13 @@ from torch.optim import Optimizer
 import fuseopt
 from fuseopt.errors import UnsupportedInput
 from fuseopt.offload import MasterOptimizer
-from tests.storage.reference import Reference, give_grads, params_of, same_bits
+from tests.storage.reference import (
+    SIZES,
+    Reference,
+    give_grads,
+    params_of,
+    same_bits,
+)
 
 Make = Callable[..., Optimizer]
 #: (optimizer, bytes an element with masters in float32)
@@ -48,10 +54,12 @@ class Pair:
         storage: Any = None,
         n: int = 18,
         dtype: torch.dtype = torch.bfloat16,
+        sizes: Any = SIZES,
         **options: Any,
     ) -> None:
         self.kind, self.dtype, self.number = kind, dtype, 0
-        self.theirs, self.ours = params_of(n, dtype=dtype), params_of(n, dtype=dtype)
+        self.theirs = params_of(n, dtype=dtype, sizes=sizes)
+        self.ours = params_of(n, dtype=dtype, sizes=sizes)
         self.masters = [torch.nn.Parameter(p.detach().float()) for p in self.theirs]
         self.reference = Reference(
             make(self.masters, lr=1e-2, **options), storage or {}
@@ -106,6 +114,21 @@ def test_bits_with_packed_state(name: str, kind: str, storage: str) -> None:
     make, options, _ = CASES[name]
     pair = Pair(make, kind, storage, **options)
     pair.step(5)
+    assert fuseopt.reports()[-1].fallback == ""
+
+
+@pytest.mark.parametrize("n", [4, 18])
+@pytest.mark.parametrize("storage", [None, "bf16"])
+@pytest.mark.parametrize("kind", ["fp32", "split"])
+@pytest.mark.parametrize("name", ["AdamW", "momentum"])
+def test_parameters_without_dimensions(
+    name: str, kind: str, storage: str | None, n: int
+) -> None:
+    """A split master has no memory, also one of a single number."""
+    make, options, _ = CASES[name]
+    sizes = ((), (1,), (5,))
+    pair = Pair(make, kind, storage, n=n, sizes=sizes, **options)
+    pair.step(4)
     assert fuseopt.reports()[-1].fallback == ""
 
 

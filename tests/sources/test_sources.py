@@ -17,7 +17,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,14 +33,24 @@ from tests.sources.modules import BODIES, SOURCES, text
 TURNS = 4
 
 
+#: When what a step reads moves: before each step, before those after the second, never.
+#: The number of the step that is told to the source.
+MOVES: dict[str, Callable[[int], int]] = {
+    "each": lambda turn: turn,
+    "later": lambda turn: turn if turn > 1 else 0,
+    "never": lambda turn: 0,
+}
+
+
 class SourceRun(Run):
     """A run that notes what its source holds after each step."""
 
     turn = 0
+    moves = "each"
 
     def take(self) -> Exception | None:
         module: Any = self.module
-        module._begin(self.opt, self.turn)
+        module._begin(self.opt, MOVES[self.moves](self.turn))
         error = super().take()
         self.turn += 1
         if error is None:
@@ -48,10 +58,19 @@ class SourceRun(Run):
         return error
 
 
-def _built(module: Any, lanes: int, dtype: torch.dtype) -> SourceRun:
+def _built(
+    module: Any, lanes: int, dtype: torch.dtype, moves: str = "each"
+) -> SourceRun:
     ps, opt = module._build(lanes, dtype)
     module.LEFT = None
-    return SourceRun(module, ps, opt, lambda turn: module._before(opt, turn))
+
+    def before(turn: int) -> None:
+        if turn == 0 or MOVES[moves](turn):
+            module._before(opt, turn)
+
+    run = SourceRun(module, ps, opt, before)
+    run.moves = moves
+    return run
 
 
 @contextlib.contextmanager
@@ -81,14 +100,18 @@ def kept() -> Iterator[None]:
         sys.modules.pop("fuseopt_test_x", None)
 
 
-def judge(name: str, where: str, lanes: int, way: Any, folder: Path) -> str:
+def judge(
+    name: str, where: str, lanes: int, way: Any, folder: Path, moves: str = "each"
+) -> str:
     """What became of the step. Raises Silent, Loud."""
     path = folder / f"{name.replace('-', '_')}_{where}.py"
     path.write_text(text(name, where))
     with kept():
         if SOURCES[name].live:
             return _alone(path, name, lanes, way)
-        found = beside(path, lambda m: _built(m, lanes, torch.float32), way, TURNS)
+        found = beside(
+            path, lambda m: _built(m, lanes, torch.float32, moves), way, TURNS
+        )
         assert "Dynamo gave no graph" not in found, "nobody says that it runs in eager"
         return found
 
@@ -141,5 +164,22 @@ def test_source(name: str, where: str, way: str, lanes: int, tmp_path: Path) -> 
     judge(name, where, lanes, WAYS[way], tmp_path)
 
 
+#: What the user moves between steps, and does not move by being read.
+MOVED = [
+    name
+    for name, source in SOURCES.items()
+    if not source.live and (source.before, source.begin) != ("pass", "pass")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [4, 18])
+@pytest.mark.parametrize("moves", ["later", "never"])
+@pytest.mark.parametrize("name", MOVED)
+def test_source_that_rests(name: str, moves: str, lanes: int, tmp_path: Path) -> None:
+    judge(name, "once", lanes, WAYS["compile"], tmp_path, moves)
+
+
 def test_there_are_many() -> None:
     assert len(SOURCES) >= 150
+    assert len(MOVED) >= 40

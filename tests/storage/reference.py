@@ -6,6 +6,7 @@ definition, and tested in test_formats.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +18,19 @@ from tests.steps import turned
 Params = list[torch.nn.Parameter]
 
 
-def params_of(n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Params:
-    """Parameters of three sizes, the same for each call."""
+SIZES: Sequence[tuple[int, ...]] = ((5, 8), (16,), (37,))
+
+
+def params_of(
+    n: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    sizes: Sequence[tuple[int, ...]] = SIZES,
+) -> Params:
+    """Parameters of these sizes in turn, the same for each call."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = ((5, 8), (16,), (37,))
-    return [
-        torch.nn.Parameter(torch.randn(sizes[i % 3], generator=generator).to(dtype))
-        for i in range(n)
-    ]
+    drawn = (torch.randn(sizes[i % len(sizes)], generator=generator) for i in range(n))
+    return [torch.nn.Parameter(x.to(dtype)) for x in drawn]
 
 
 def give_grads(step: int, *lists: Params, missing: int = 0) -> None:
