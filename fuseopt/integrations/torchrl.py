@@ -16,11 +16,11 @@ from ..isolate.refresh import refresh
 class CapturedLearner(CudaGraphModule):  # type: ignore[misc]
     """Capture an update that steps `optimizers`, and compile their steps.
 
-    It takes the arguments of tensordict's `CudaGraphModule`. The graph reads rates and counters as they are at each call, so a schedule goes on,
-    and AdamW needs no `capturable=True`. An update steps each optimizer once, and
-    leaves the gradients where they are: `zero_grad` comes before its backward.
-    Without CUDA an update runs as it is, with compiled steps. `options`: of
-    `fuseopt.compile`.
+    It takes the arguments of tensordict's `CudaGraphModule`. The graph reads rates and
+    counters as they are at each call, so a schedule goes on, and AdamW needs no
+    `capturable=True`. An update steps each optimizer once, and leaves the gradients
+    where they are: `zero_grad` comes before its backward. Without CUDA an update runs
+    as it is, with compiled steps. `options`: of `fuseopt.compile`.
 
     Raises ConfigError for `warmup=1`: the first call makes the state. A call raises
     LaunchError, before anything runs, where `fuseopt.refresh` does. Another learner
