@@ -133,7 +133,8 @@ def _jumps_either_way() -> bool:
 
 def _has_own_truth(value: Any) -> bool:
     """Is it an object whose truth user code computes?"""
-    held = getattr(value.realize(), "value", None)
+    # a list's `value` is a property that fails for tensors, before torch 2.13
+    held = vars(value.realize()).get("value")
     says = getattr(type(held), "__bool__", None) or getattr(type(held), "__len__", None)
     return inspect.isfunction(says)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fuseopt.backend import attach
-from fuseopt.compat import window
+from fuseopt.compat import symbol_uses, window
 from fuseopt.compat.symbol_uses import ANSWERS
 
 
@@ -38,3 +38,27 @@ def test_an_instruction_that_dynamo_does_not_know(
     attach()
     monkeypatch.setitem(dis.opmap, "PSEUDO_JUMP_IF_TRUE", 300)
     assert ANSWERS.probe_again() == ""
+
+
+def test_a_list_whose_value_cannot_be_read_has_no_own_truth() -> None:
+    """Before torch 2.13 Dynamo's lists compute `value`, and fail for tensors."""
+
+    class Listed:
+        def realize(self) -> Listed:
+            return self
+
+        @property
+        def value(self) -> Any:
+            raise NotImplementedError("a tensor is not a constant")
+
+    class Held(Listed):
+        def __init__(self, value: Any) -> None:
+            vars(self)["value"] = value
+
+    class Truth:
+        def __bool__(self) -> bool:
+            return True
+
+    assert not symbol_uses._has_own_truth(Listed())
+    assert symbol_uses._has_own_truth(Held(Truth()))
+    assert not symbol_uses._has_own_truth(Held([1]))
