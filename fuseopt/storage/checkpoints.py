@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import packing
-from .packing import check_whole, packed_in
+from .packing import packed_in, whole_in
 
 
 def full_precision(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +86,7 @@ def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:
         for group in state_dict["param_groups"]:
             for name in group["params"]:
                 state = states.get(name, {})
-                check_whole(state)
-                every = packed_in(state).values()
+                every = whole_in(state).values()
                 keys = {key for _, parts in every for key in parts.values()}
                 loading.append({key: state[key] for key in state if key in keys})
                 if keys:  # None keeps the place of each key

@@ -52,15 +52,17 @@ def _names_of_parts(name: str) -> tuple[str, ...]:
     return (*FORMATS[name].empty(torch.empty(2), 0),)
 
 
-def check_whole(state: State) -> None:
-    """Raise UnsupportedInput for a packed tensor that lacks a part."""
-    for target, (form, keys) in packed_in(state).items():
+def whole_in(state: State) -> dict[str, tuple[Format, dict[str, str]]]:
+    """Return `packed_in(state)`. Raise UnsupportedInput if a tensor lacks a part."""
+    packed = packed_in(state)
+    for target, (form, keys) in packed.items():
         lacks = [x for x in _names_of_parts(form.name) if x not in keys]
         if lacks:
             raise UnsupportedInput(
                 f"storage: the state has {', '.join(keys.values())} without "
                 f"{key_of(target, form, lacks[0])}. Load a state dict that has both"
             )
+    return packed
 
 
 @torch.no_grad()
@@ -70,10 +72,9 @@ def full_precision(
     """Return the same state with these targets unpacked, in the places of their first
     parts. None unpacks all of them. Raises UnsupportedInput if a part is missing.
     """
-    check_whole(state)
     chosen = {
         keys[""]: (target, form, keys)
-        for target, (form, keys) in packed_in(state).items()
+        for target, (form, keys) in whole_in(state).items()
         if targets is None or target in targets
     }
     parts = {key for _, _, keys in chosen.values() for key in keys.values()}

@@ -21,6 +21,7 @@ from ...errors import EagerOnly
 from ..aten.autocast import Autocast, KeptCast, autocast_of
 from ..aten.externs import tensors_in
 from ..aten.recorder import Recorder
+from .lists import is_foreach
 
 #: Types from which autocast casts to float32.
 LOWER = (torch.bfloat16, torch.float16)
@@ -103,7 +104,7 @@ class Casting:
         given = tensors_in([args, list(kwargs.values())])
         if not (now.on and given):
             return function(*args, **kwargs)
-        if _is_listed(function):
+        if is_foreach(function):
             self._check_lists(function, given, now)
             return function(*args, **kwargs)
         twins: dict[int, torch.Tensor] = {}
@@ -218,10 +219,6 @@ def switches(nodes: Sequence[Node]) -> bool:
     return any(
         n.op == "call_function" and n.target is compat.ENTER_AUTOCAST for n in nodes
     )
-
-
-def _is_listed(function: Any) -> bool:
-    return getattr(function, "__name__", "").startswith("_foreach_")
 
 
 def _mapped(x: Any, by_id: Mapping[int, Any]) -> Any:

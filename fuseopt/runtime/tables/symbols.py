@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 import torch
 
+Values = Callable[[Sequence[float]], tuple[float, ...]]
 #: Largest number of symbols for which a loop is faster than the calls of torch.
 FEW = 8
 
@@ -26,19 +27,18 @@ class RowSymbols:
     ) -> None:
         self.places = places
         self._rows = rows
-        self._tensor: torch.Tensor | None = None
-        at, symbols = zip(*places, strict=True) if places else ((), ())
-        self._at = torch.tensor(at, dtype=torch.int64)
-        self._values = itemgetter(*symbols) if len(symbols) > 1 else None
+        self._many: tuple[Values, torch.Tensor, torch.Tensor] | None = None
+        if len(places) > FEW:
+            at, symbols = zip(*places, strict=True)
+            memory = torch.frombuffer(rows, dtype=torch.float64)
+            self._many = itemgetter(*symbols), memory, torch.tensor(at)
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Write the values of the symbols; `numbers` has them by their index."""
-        if self._values is None or len(self.places) <= FEW:
+        """Write the values of the symbols, which are `numbers` by their own number."""
+        if self._many is None:
             for place, symbol in self.places:
                 self._rows[place] = numbers[symbol]
             return
-        if self._tensor is None:
-            self._tensor = torch.frombuffer(self._rows, dtype=torch.float64)
-        values = array("d", self._values(numbers))
-        given = torch.frombuffer(values, dtype=torch.float64)
-        self._tensor.index_copy_(0, self._at, given)
+        values_of, memory, at = self._many
+        values = array("d", values_of(numbers))
+        memory.index_copy_(0, at, torch.frombuffer(values, dtype=torch.float64))
