@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from bench.gpu.features import FEATURES
 from bench.gpu.place import Place
 from bench.gpu.race import DTYPES, Race, change, parameters
+from bench.gpu.reading import outcome
 from bench.gpu.scenarios import SCENARIOS, STEPS
 from bench.gpu.surroundings import SURROUNDINGS
 from bench.results import Figures
@@ -84,10 +85,7 @@ def _compiled(run: Callable[[], Figures]) -> Callable[[], Figures]:
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """How many have eager's bits, what is off, and by how much."""
-    failed = {n: f["failed"] for n, f in done.items() if "failed" in f}
-    known = {n: f["ulp"] for n, f in done.items() if f.get("ulp")}
-    missing = {n: f["not_run"] for n, f in done.items() if "not_run" in f}
-    exact = len(done) - len(failed) - len(known) - len(missing)
+    failed, known, missing, exact = outcome(done)
     lines = [f"{exact} of {len(done)} cases have eager's bits"]
     by_cause: dict[str, list[str]] = {}
     for name in failed:

@@ -14,7 +14,8 @@ import torch
 
 from bench.contenders import copied
 from bench.gpu.place import Place, turns
-from bench.gpu.profiled import profiled
+from bench.gpu.profiled import counts_of
+from bench.gpu.reading import succeeded
 from bench.models import make_params, model_shapes
 from bench.results import Figures
 
@@ -51,10 +52,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
         seconds = 0.1 if place.tiny else MEASURE
         figures = turns(place, calls, seconds, least=2 if place.tiny else 8)
         for name, call in ways.items():
-            try:
-                figures[name] |= profiled(place, call)
-            except Exception as error:
-                figures[name]["not_profiled"] = f"{error}"[:300]
+            figures[name] |= counts_of(place, call)
         found: Figures = {"contenders": figures}
         if extra is not None:
             taken = figures["copy"]["device_p50"] or figures["copy"]["p50"]
@@ -150,11 +148,8 @@ def _with_missing(optimizer: Any, params: list[Any], part: int) -> Callable[[], 
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """A line for each contender of each case."""
-    lines = []
-    for name, f in done.items():
-        if "failed" in f:
-            lines.append(f"FAILED {name}: {f['failed'][:150]}")
-            continue
+    lines: list[str] = []
+    for name, f in succeeded(done, lines):
         parts = [
             f"{way} {1e6 * (one['p50']):.0f} us"
             + (f" ({1e6 * one['device_p50']:.0f} device)" if one["device_p50"] else "")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.place import Place
-from bench.gpu.race import Different, Race, set_grads
+from bench.gpu.race import Different, Race, eager_step, set_grads
 from bench.results import Figures
 
 STEPS = 5
@@ -64,8 +64,8 @@ def masters(place: Place, form: str) -> Figures:
         return {"not_run": "parameters are on the CPU"}
     from fuseopt.offload import CPUOffloadOptimizer, MasterOptimizer
 
-    here = [torch.nn.Parameter(p.detach().cpu()) for p in _params(place, 12)]
-    here = [torch.nn.Parameter(p.detach().bfloat16()) for p in here]
+    made = _params(place, 12, torch.bfloat16)
+    here = [torch.nn.Parameter(p.detach().cpu()) for p in made]
     there = [torch.nn.Parameter(p.detach().to(place.device)) for p in here]
     plain = MasterOptimizer(here, torch.optim.AdamW, master=form, lr=1e-2)
     offloaded = CPUOffloadOptimizer(there, torch.optim.AdamW, master=form, lr=1e-2)
@@ -88,7 +88,6 @@ def masters(place: Place, form: str) -> Figures:
 def refreshed(place: Place) -> Figures:
     """A step in a graph of the user's, whose rate changes between replays."""
     import fuseopt
-    from bench.gpu.scenarios import eager_step
 
     if not place.graphs:
         return {"not_run": "the device has no graphs"}

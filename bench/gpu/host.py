@@ -16,6 +16,7 @@ import torch
 
 from bench.counting import lines_of
 from bench.gpu.place import Place, queued
+from bench.gpu.reading import succeeded
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES
 from bench.results import Figures
@@ -122,11 +123,9 @@ def calling(place: Place, params: list[torch.Tensor]) -> Callable[[], Figures]:
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """Seconds and microseconds."""
-    lines = []
-    for name, f in done.items():
-        if "failed" in f:
-            lines.append(f"FAILED {name}: {f['failed'][:150]}")
-        elif "backend_seconds" in f:
+    lines: list[str] = []
+    for name, f in succeeded(done, lines):
+        if "backend_seconds" in f:
             lines.append(
                 f"{name:14} backend {f['backend_seconds']:.2f} s, first step "
                 f"{f['first_step_seconds']:.2f} s, second "

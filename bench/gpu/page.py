@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.reading import outcome, rivals
 from bench.results import FOLDER
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "gpu.md"
@@ -74,10 +75,7 @@ def _of(path: Path) -> Iterator[str]:
 
 
 def _bits(cases: dict[str, Any]) -> str:
-    differ = [n for n, f in cases.items() if "failed" in f]
-    known = {n: f["ulp"] for n, f in cases.items() if f.get("ulp")}
-    missing = {n: f["not_run"] for n, f in cases.items() if "not_run" in f}
-    exact = len(cases) - len(differ) - len(known) - len(missing)
+    differ, known, missing, exact = outcome(cases)
     text = (
         f"**Bits.** {exact} of {len(cases)} cases have eager's bits after each step. "
         f"{len(differ)} differ without a reason in [numerics](numerics.md). "
@@ -99,13 +97,9 @@ def _table(title: str, cases: dict[str, Any]) -> str:
     ]
     for name, f in sorted(cases.items()):
         each = f["contenders"]
-        rivals = {
-            n: c
-            for n, c in each.items()
-            if not n.startswith(("fuseopt", "copy", "floor"))
-        }
-        others = ", ".join(f"{n} {_cell(c)}" for n, c in rivals.items())
-        best = min((c["p50"] for c in rivals.values()), default=None)
+        theirs = rivals(each)
+        others = ", ".join(f"{n} {_cell(c)}" for n, c in theirs.items())
+        best = min((c["p50"] for c in theirs.values()), default=None)
         own = each["fuseopt"]
         ratio = f"{best / own['p50']:.2f}" if best else ""
         rows.append(f"| {name} | {_cell(own)} | {others} | {ratio} |")

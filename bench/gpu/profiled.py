@@ -11,6 +11,7 @@ from typing import Any
 from bench import contenders
 from bench.contenders import Unavailable, Work
 from bench.gpu.place import Place
+from bench.gpu.reading import succeeded
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES
 from bench.results import Figures
@@ -57,6 +58,16 @@ def profiled(place: Place, call: Callable[[], object]) -> Figures:
     }
 
 
+def counts_of(place: Place, call: Callable[[], object]) -> Figures:
+    """What `profiled` counts; a profiler that is refused is reported, and costs no time
+    that was measured.
+    """
+    try:
+        return profiled(place, call)
+    except Exception as error:
+        return {"not_profiled": f"{error}"[:300]}
+
+
 def cases(place: Place) -> list[dict[str, Any]]:
     """AdamW over so many small tensors."""
     counts = (3,) if place.tiny else COUNTS
@@ -90,11 +101,8 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """Kernels, copies and replays of a call."""
-    lines = []
-    for name, f in done.items():
-        if "failed" in f:
-            lines.append(f"FAILED {name}: {f['failed'][:150]}")
-            continue
+    lines: list[str] = []
+    for name, f in succeeded(done, lines):
         parts = [
             f"{who} {c['kernels']}k {c['copies']}c {c['replays']}r"
             for who, c in f.items()

@@ -17,7 +17,8 @@ import torch
 from bench import contenders
 from bench.contenders import Unavailable, Work
 from bench.gpu.place import Place, turns
-from bench.gpu.profiled import profiled
+from bench.gpu.profiled import counts_of
+from bench.gpu.reading import rivals, succeeded
 from bench.gpu.tuning import planned
 from bench.models import make_params, model_shapes
 from bench.optimizers import RECIPES, Recipe
@@ -107,7 +108,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
         fast = dataclasses.replace(work, options=place.options(numerics="fast"))
         wanted["fuseopt fast"] = ("fuseopt", fast)
     if kind in ("large", "odd", "zero"):
-        wanted["fuseopt 8 warps"] = ("fuseopt", dataclasses.replace(work))
+        wanted["fuseopt 8 warps"] = ("fuseopt", work)
     if kind == "loop":
         wanted["for-loop"] = ("for-loop", work)
     else:
@@ -140,11 +141,7 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
         for name, made in ready.items():
             figures[name] |= made.figures
             if name not in ("copy", "for-loop"):
-                # a profiler that is refused costs no time that was measured
-                try:
-                    figures[name] |= profiled(place, made.call)
-                except Exception as error:
-                    figures[name]["not_profiled"] = f"{error}"[:300]
+                figures[name] |= counts_of(place, made.call)
         found: Figures = {
             "tensors": len(params),
             "elements": work.elements,
@@ -164,16 +161,12 @@ def _ratios(figures: dict[str, Figures], least: int) -> Figures:
         return float(figures[name]["device_p50"] or figures[name]["p50"])
 
     own = float(figures["fuseopt"]["p50"])
-    rivals = {
-        name: float(f["p50"])
-        for name, f in figures.items()
-        if not name.startswith(("fuseopt", "copy", "floor"))
-    }
-    best = min(rivals, key=lambda name: rivals[name], default="")
+    others = {name: float(f["p50"]) for name, f in rivals(figures).items()}
+    best = min(others, key=lambda name: others[name], default="")
     copied = figures["copy"]["bytes"] / seconds("copy")
     found: Figures = {
         "best_rival": best,
-        "over_best_rival": rivals[best] / own if best else None,
+        "over_best_rival": others[best] / own if best else None,
         "copy_bytes_per_second": copied,
     }
     for name in figures:
@@ -200,11 +193,9 @@ def floor(place: Place) -> Callable[[], object]:
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """A line for each case, and the geometric mean over the profiles."""
-    lines, ratios = [], []
-    for name, f in done.items():
-        if "failed" in f:
-            lines.append(f"FAILED {name}: {f['failed'][:150]}")
-            continue
+    lines: list[str] = []
+    ratios = []
+    for name, f in succeeded(done, lines):
         own = f["contenders"]["fuseopt"]
         text = f"{name:45} {1e6 * own['p50']:9.1f} us"
         if f["over_best_rival"]:

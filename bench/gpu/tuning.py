@@ -17,6 +17,7 @@ import torch
 from bench import contenders
 from bench.contenders import Unavailable, Work
 from bench.gpu.place import Place, turns
+from bench.gpu.reading import succeeded
 from bench.models import make_params
 from bench.optimizers import RECIPES, Recipe
 from bench.results import Figures
@@ -140,11 +141,8 @@ def _labels(place: Place) -> list[tuple[str, tuple[int, int, int]]]:
 
 def summary(done: dict[str, Figures]) -> list[str]:
     """The three best of each class, beside the table's own choice."""
-    lines = []
-    for name, f in done.items():
-        if "failed" in f:
-            lines.append(f"FAILED {name}: {f['failed'][:150]}")
-            continue
+    lines: list[str] = []
+    for name, f in succeeded(done, lines):
         of = f["of_copy"]
         best = [f"{k} {v:.1%}" for k, v in of.items() if k != "as it is"][:3]
         own = f"as it is {of['as it is']:.1%}" if "as it is" in of else "as it is: none"

@@ -336,12 +336,12 @@ def test_who_is_ready_measures_though_another_prepares_for_ever():
 
 
 def test_a_profiler_that_is_refused_loses_no_time_that_was_measured(monkeypatch):
-    from bench.gpu import steps
+    from bench.gpu import profiled, steps
 
     def refused(place, call):
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
-    monkeypatch.setattr(steps, "profiled", refused)
+    monkeypatch.setattr(profiled, "profiled", refused)
     cases = steps.cases(CPU)[:1]
     _, done = serve("steps", cases=cases)
     (figures,) = done.values()
