@@ -25,14 +25,18 @@ class Pair:
         self.ours = ours
         self.before = ours.copy()
 
+    def keeps_items(self) -> bool:
+        """Has the copy the items that it had, or the keys if it is a dict?"""
+        ours, before = self.ours, self.before
+        return len(ours) == len(before) and all(map(is_, ours, before))
+
     def news(self) -> tuple[list[Any], dict[Any, Any]] | None:
         """Return the step's writes to the copy of a dict, or None.
 
         They are the keys to remove first, then the items to store.
         """
         ours, before = self.ours, self.before
-        alike = len(ours) == len(before) and all(map(is_, ours, before))
-        if alike:
+        if self.keeps_items():
             if all(map(is_, ours.values(), before.values())):
                 return None
             both = zip(ours.items(), before.values(), strict=True)
@@ -89,10 +93,9 @@ class Part:
         if self.ours.same(helper):
             return True
         for pair in self.tables:
-            ours, before = pair.ours, pair.before
-            if len(ours) != len(before) or not all(map(is_, ours, before)):
+            if not pair.keeps_items():
                 return False
-            ours.update(before)
+            pair.ours.update(pair.before)
         return self.ours.same(helper)
 
     def note_again(self) -> None:

@@ -368,11 +368,11 @@ class Shadow:
             if part.ours.same():
                 continue
             for pair in part.rows:
-                ours, before, theirs = pair.ours, pair.before, pair.theirs
-                if len(ours) == len(before) and all(map(is_, ours, before)):
+                if pair.keeps_items():
                     continue
+                theirs = pair.theirs
                 written.append((part, pair))
-                pair.seen = [self.translated(x) for x in ours]
+                pair.seen = [self.translated(x) for x in pair.ours]
                 if check is not None:
                     check(pair.seen)
                 change = functools.partial(list.__setitem__, theirs, slice(None))
@@ -439,9 +439,6 @@ class Shadow:
         if self.itself.state is not state.ours or len(groups) != len(lists):
             return False
         for group, pair in zip(groups, lists, strict=True):
-            params, before = group["params"], pair.before
-            if params is not pair.ours or len(params) != len(before):
-                return False
-            if not all(map(is_, params, before)):
+            if group["params"] is not pair.ours or not pair.keeps_items():
                 return False
         return True
