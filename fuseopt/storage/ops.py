@@ -105,7 +105,7 @@ def block_first_(t: torch.Tensor, x: torch.Tensor, size: int) -> None:
 @custom_op("fuseopt::lookup", mutates_args=())
 def lookup(code: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
     """Return the value of each code in a part of a table: int32, int32 -> float32."""
-    values = torch.tensor(TABLES[table].values, device=code.device)
+    values = code.new_tensor(TABLES[table].values, dtype=torch.float32)
     return values[part.long(), code.long()]
 
 
@@ -118,7 +118,7 @@ def search(x: torch.Tensor, part: torch.Tensor, table: int) -> torch.Tensor:
     """
     codes = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
     for k, steps in enumerate(TABLES[table].steps):
-        known = torch.tensor(steps, device=x.device)
+        known = x.new_tensor(steps, dtype=torch.float32)
         found = torch.searchsorted(known, x.contiguous(), right=True, out_int32=True)
         codes = torch.where((part == k) & (x == x), found, codes)
     return codes

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import stat
+import subprocess
 import sys
 import time
 import types
@@ -20,6 +21,7 @@ from bench.gpu.place import Place
 from bench.gpu.schedule import Group, Section, partition
 from bench.gpu.surroundings import SURROUNDINGS
 from fuseopt.runtime.tables.upload import STAGES
+from tests import ROOT, simulated
 
 CPU = Place("cpu", tiny=True)
 MODULES = {name: module for group in script.GROUPS for name, module, _, _ in group}
@@ -57,9 +59,30 @@ def test_each_section_runs_to_its_end_on_the_cpu(name):
 
 
 @pytest.mark.family(5)
-@pytest.mark.parametrize("name", ["steps", "launches", "host", "tuning", "tails"])
+@pytest.mark.parametrize("name", ["steps", "launches", "host", "tuning"])
 def test_a_section_that_measures_on_the_simulated_accelerator(name, sim):
     """As on a GPU: streams, captures, counters of the CPU beside parameters there."""
+    _measured_on_the_simulated(name)
+
+
+@pytest.mark.slow
+def test_tails_on_the_simulated_accelerator():
+    """In a new process: autograd makes its threads in the first backward, for the
+    devices of that moment.
+    """
+    if simulated.compiler() is None:
+        pytest.skip("the simulated accelerator needs a C++ compiler")
+    code = (
+        "from tests import simulated; simulated.load()\n"
+        "from tests.gpu.test_gpu_script import _measured_on_the_simulated\n"
+        "_measured_on_the_simulated('tails')"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _measured_on_the_simulated(name):
     place = Place("sim", tiny=True)
     section = importlib.import_module(f"bench.gpu.{MODULES[name]}")
     _, done = serve(name, place, section.cases(place)[-2:])

@@ -10,6 +10,8 @@ import torch
 from fuseopt.errors import UnsupportedInput
 from fuseopt.storage.formats import FORMATS, format_named
 from fuseopt.storage.ops import index_like
+from tests.caller_states import STATES
+from tests.storage.reference import same_bits
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45, 1.17e-38]
 
@@ -31,6 +33,22 @@ def through(name: str, x: torch.Tensor, number: int = 0) -> torch.Tensor:
     parts = form.empty(x, number)
     form.pack(x, parts)
     return form.unpack(parts)
+
+
+@pytest.mark.family(1)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", [x for x in FORMATS if "/" not in x or "/64" in x])
+def test_a_state_of_the_caller_changes_nothing(name: str, state: str) -> None:
+    """Such as a default dtype or autocast: both the parts and what they hold."""
+    x = torch.cat([torch.randn(300), specials()])
+    want = FORMATS[name].empty(x, 3)
+    FORMATS[name].pack(x, want)
+    with STATES[state]():
+        have = FORMATS[name].empty(x, 3)
+        FORMATS[name].pack(x, have)
+        back = FORMATS[name].unpack(have)
+    assert all(same_bits(have[part], t) for part, t in want.items())
+    assert same_bits(back, FORMATS[name].unpack(want))
 
 
 @pytest.mark.parametrize(
