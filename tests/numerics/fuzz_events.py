@@ -5,15 +5,13 @@ what differs after each step: parameters, gradients, averages, state and groups,
 bit, with types, dtypes, strides and the order of dicts. Each event is done to both. A
 pair goes through several sequences, since Dynamo's traces are what a sequence costs.
 
-    python -m tests.numerics.fuzz_events FIRST LAST
+    python -m tests.tools.fuzz events --first FIRST --count COUNT
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +23,6 @@ from torch.optim import Optimizer
 from fuseopt.replicate import worth
 from tests import hung
 from tests.caller_states import STATES
-from tests.numerics.fuzz_process import settle
 from tests.numerics.fuzz_trainings import (
     FORMS,
     HUNG,
@@ -328,16 +325,21 @@ def anew(training: Training, first: Sequence[Tensor]) -> None:
 
 
 def differences(
-    seed: int, sizes: Sequence[int] = LANES, sequences: int = SEQUENCES
+    seed: int,
+    sizes: Sequence[int] = LANES,
+    sequences: int = SEQUENCES,
+    told: list[str] | None = None,
 ) -> list[str]:
     """Train both as `seed` says: [] if nothing differs, else what, and what was done
     before. An error ends both; the other must have one as well. `sizes`: how many
-    parameters.
+    parameters. What is done is appended to `told`.
     """
+    told = [] if told is None else told
     rng = random.Random(seed)
     choice = drawn_choice(rng, seed, sizes)
     pair = [Training(choice, eager) for eager in (True, False)]
-    told, before = [str(choice)], torch.get_num_threads()
+    told.append(str(choice))
+    before = torch.get_num_threads()
     first = [p.detach().clone() for p in pair[0].params]
     try:
         for n in range(sequences if choice.plain else 1):
@@ -382,24 +384,19 @@ def sequence(
     return []
 
 
-def main(first: int, last: int) -> int:
-    """Print what became of the seeds from `first` to before `last`; 1: one differs.
+def judge_seed(seed: int) -> dict[str, Any]:
+    """Judge a seed for tests/tools/fuzz.py: how many sequences, and that all are alike.
+    Raises AssertionError with what differs.
 
     Of most seeds the optimizer has few lanes, which are led as many are.
     """
-    # every step is to be a compiled one, also where eager would be faster
-    os.environ["FUSEOPT_EAGER_IF_FASTER"] = "0"
     warnings.simplefilter("ignore")
-    settle()
-    failed, many = 0, worth.FEW
-    for seed in range(first, last):
-        torch._dynamo.reset()
-        worth.FEW = LED_FROM if seed % 5 else many
-        found = differences(seed, FEW_LANES if seed % 5 else LANES)
-        failed |= bool(found)
-        print(seed, found or "alike", flush=True)
-    return failed
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3])))
+    torch._dynamo.reset()
+    many, told = worth.FEW, list[str]()
+    worth.FEW = LED_FROM if seed % 5 else many
+    try:
+        found = differences(seed, FEW_LANES if seed % 5 else LANES, told=told)
+    finally:
+        worth.FEW = many
+    assert not found, f"Silent difference, seed {seed}: {found}"
+    return {"ways": {"events": "alike"}, "sequences": 1 + told.count("anew")}

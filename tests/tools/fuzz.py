@@ -1,11 +1,11 @@
-"""2,000 random optimizers against eager: what `make fuzz` runs and adds up.
+"""Random optimizers, or random sequences of events, against eager, for `make fuzz`.
 
-Each seed is judged by tests/numerics/test_fuzz_optimizers.py in a process that may
-crash or hang without taking the others along. What became of it is written down at
-once, one line of JSON for each, in a file of its own for each first seed; so a run that
-was stopped, or that ended after `--seconds`, goes on where it was, and only what failed
-is run again. The last line printed tells of all that are written down. 1 is returned if
-one of them differs, crashes or hangs, or if some are missing.
+A process judges one seed after another: tests/numerics/test_fuzz_optimizers.py or
+tests/numerics/fuzz_events.py. It may crash or hang; the seeds of other processes go on.
+The result of a seed is written at once, as one line of JSON, to the file of the first
+seed. So a run that was stopped, or that ended after `--seconds`, continues where it
+was, and repeats only the seeds that failed. The last line printed sums up all results
+of the file. The exit status is 1 if a seed differs, crashes, hangs or is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,23 +34,36 @@ PATIENCE = 400.0
 #: A process is replaced after so many seeds.
 SEEDS_OF_A_PROCESS = 300
 #: What became of a seed that is no failure begins with one of these.
-FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo")
+FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo", "alike")
+#: What may be fuzzed.
+KINDS = ("optimizers", "events")
 #: Reasons that are told apart in the summary.
 REASONS = 8
 
 
-def work() -> None:
+def judge_of(kind: str, folder: Path) -> Callable[[int], dict[str, Any]]:
+    """The function that judges a seed."""
+    if kind == "events":
+        from tests.numerics import fuzz_events
+
+        return fuzz_events.judge_seed
+    from tests.numerics.test_fuzz_optimizers import judge_seed
+
+    return lambda seed: {"ways": judge_seed(seed, folder)}
+
+
+def work(kind: str) -> None:
     """Judge each seed that a line of the input names; print what became of it."""
     # every step is to be a compiled one, also where eager would be faster
     os.environ["FUSEOPT_EAGER_IF_FASTER"] = "0"
     from tests.numerics.fuzz_process import settle
-    from tests.numerics.test_fuzz_optimizers import judge_seed
 
     settle()
     with tempfile.TemporaryDirectory() as name:
+        judge = judge_of(kind, Path(name))
         for line in sys.stdin:
             try:
-                found: dict[str, Any] = {"ways": judge_seed(int(line), Path(name))}
+                found = judge(int(line))
             except AssertionError as error:
                 found = {"wrong": str(error)}
             print(f"\n@{json.dumps(found)}", flush=True)
@@ -59,7 +72,8 @@ def work() -> None:
 class Worker:
     """A process that judges seeds; another one after a crash."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, kind: str, patience: float) -> None:
+        self.kind = kind
         self.process: subprocess.Popen[bytes] | None = None
         self.patience = patience
         self.seeds = 0
@@ -69,7 +83,7 @@ class Worker:
         if self.process is None or self.seeds >= SEEDS_OF_A_PROCESS:
             self.end()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.tools.fuzz", "--worker"],
+                [sys.executable, "-m", "tests.tools.fuzz", "--worker", self.kind],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -182,22 +196,30 @@ def summary(log: Log) -> str:
     versions = len({entry.get("code") for entry in entries})
     if versions > 1:
         lines.append(f"by {versions} versions of fuseopt, for it changed meanwhile")
+    what = f"{len(log.found):,} seeds"
+    if sequences := sum(entry.get("sequences", 0) for entry in entries):
+        what += f" with {sequences:,} sequences"
     lines.append(
-        f"{len(log.found):,} optimizers, {silent} silent differences, "
+        f"{what}, {silent} silent differences, "
         f"{len(wrong) - silent} that raised what eager does not, crashed or hung"
     )
     return "\n".join(lines)
 
 
 def run(
-    seeds: Sequence[int], log: Log, jobs: int, seconds: float, patience: float
+    kind: str,
+    seeds: Sequence[int],
+    log: Log,
+    jobs: int,
+    seconds: float,
+    patience: float,
 ) -> None:
     """Judge what is not written down, or failed, in `jobs` processes."""
     left = iter([s for s in seeds if s not in log.found or s in log.wrong()])
     until = time.monotonic() + seconds
 
     def share(_: int) -> None:
-        worker = Worker(patience)
+        worker = Worker(kind, patience)
         try:
             while time.monotonic() < until:
                 seed = next(left, None)
@@ -216,6 +238,7 @@ def run(
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz")
+    parser.add_argument("kind", nargs="?", default="optimizers", choices=KINDS)
     parser.add_argument("--count", type=int, default=2000, help="so many seeds")
     parser.add_argument("--first", type=int, help="the first one; else any")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -223,16 +246,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--patience", type=float, default=PATIENCE, help="seconds for a seed"
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:
-        work()
+        work(given.worker)
         return 0
     first = random.randrange(2**31) if given.first is None else given.first
     print(f"the same again, or what is left: --first {first}", flush=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    log = Log(FOLDER / f"{first}.jsonl")
+    name = f"{first}" if given.kind == "optimizers" else f"{given.kind}-{first}"
+    log = Log(FOLDER / f"{name}.jsonl")
     run(
+        given.kind,
         range(first, first + given.count),
         log,
         given.jobs,
