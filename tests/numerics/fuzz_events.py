@@ -95,6 +95,9 @@ def odd_gradient(training: Training, rng: random.Random) -> None:
 
 def no_gradients(training: Training, rng: random.Random) -> None:
     training.optimizer.zero_grad()
+    if training.by_hand:  # the optimizer has other tensors than the user
+        for p in training.stepped():
+            p.grad = None
 
 
 def rates(training: Training, rng: random.Random) -> None:
