@@ -7,8 +7,9 @@ name raises ConfigError with the valid names.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -103,15 +104,25 @@ LEVELS: dict[str, int] = {
 GRAPHS: dict[str, bool | str] = {**SWITCH, "auto": "auto", "require": "require"}
 
 
-def _checked(name: str, value: Any, said: str = "") -> Any:
+def _known(of: Callable[..., Any] | None) -> list[str]:
+    """The names of keywords that `of` takes, and of all options."""
+    parameters = () if of is None else inspect.signature(of).parameters.values()
+    keywords = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
+    return keywords + [f.name for f in fields(Config)]
+
+
+def _checked(
+    name: str, value: Any, said: str = "", of: Callable[..., Any] | None = None
+) -> Any:
     """Return a value for an option if it is valid.
 
-    `said`: the environment variable that holds the value. Raises ConfigError.
+    `said`: the environment variable that holds the value. `of`: the function that was
+    given the option. Raises ConfigError.
     """
-    known = [f.name for f in fields(Config)]
-    if name not in known:
+    if name not in Config.__dataclass_fields__:
+        known = _known(of)
         near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ConfigError(f"unknown option {name!r}{hint} Known: {', '.join(known)}")
     if isinstance(value, Path):
         value = str(value)
@@ -154,8 +165,12 @@ def resolve(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    of: Callable[..., Any] | None = None,
 ) -> Config:
-    """Return the Config of one `torch.compile` call. Raises ConfigError."""
+    """Return the Config of one `torch.compile` call. Raises ConfigError.
+
+    `of`: the function of fuseopt that was given `options`; an error names its keywords.
+    """
     env = os.environ if environ is None else environ
     by_mode = of_mode(mode)
     config = Config()
@@ -185,5 +200,5 @@ def resolve(
     if env.get("TORCH_COMPILE_DEBUG") == "1":
         config = replace(config, compile_debug=True)
     config = replace(config, **by_mode)
-    given = {k: _checked(k, v) for k, v in (options or {}).items()}
+    given = {k: _checked(k, v, of=of) for k, v in (options or {}).items()}
     return replace(config, **given)

@@ -351,7 +351,7 @@ def in_backward(
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
     depends on all parameters at once.
     """
-    resolve(None, options)
+    resolve(None, options, of=in_backward)
     missing = compat.why_no_backward_is_known()
     if missing:
         raise UnsupportedInput(f"this version of torch has no {missing}")

@@ -45,7 +45,7 @@ def compile(
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for a step that torch keeps
     away from Dynamo.
     """
-    resolve(None, options)
+    resolve(None, options, of=compile)
     rule = None if storage is None else rule_of(storage)
     return compile_stored(optimizer, options, rule)
 

@@ -425,7 +425,7 @@ def tail(
     Raises TypeError and ValueError for arguments that no tail takes.
     """
     all_optimizers = optimizers_of(optimizers)
-    resolve(None, options)
+    resolve(None, options, of=tail)
     check_unclaimed(all_optimizers, session.tails)
     beside = Beside(ema, copies)
     order = ClipOrder(clip_parameters)

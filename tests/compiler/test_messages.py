@@ -76,6 +76,21 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         errors.ConfigError,
         "unknown option 'verfy'; did you mean 'verify'?",
     ),
+    "an option of fuseopt.tail": (
+        lambda: fuseopt.tail(optimizer(), clip_norm=1.0),
+        errors.ConfigError,
+        "unknown option 'clip_norm'; did you mean 'clip_grad_norm'? Known: clip_grad_n",
+    ),
+    "an option of no function": (
+        lambda: fuseopt.tail(optimizer(), max_n=1.0),
+        errors.ConfigError,
+        "unknown option 'max_n'. Known: clip_grad_norm, norm_type, ",
+    ),
+    "an option of in_backward": (
+        lambda: fuseopt.in_backward(torch.nn.Linear(2, 2), torch.optim.SGD, bucket=1),
+        errors.ConfigError,
+        "unknown option 'bucket'; did you mean 'buckets'? Known: buckets, target, ",
+    ),
     "a mode": (
         lambda: torch.compile(optimizer().step, backend="fuseopt", mode="fastest")(),
         errors.ConfigError,
