@@ -37,6 +37,7 @@ from .binding import Binding
 from .cpp.table import DeviceTable, KernelTable
 from .devices import is_remote, module_of, on
 from .executor import Beside, Calls, in_order, whole
+from .extern_calls import touched_inputs
 from .marks import marked, replay_name
 from .memory import Memory
 from .probes import circumstances
@@ -174,18 +175,9 @@ class Replays:
         self.bound: Binding | None = None
         #: the graphs in whose memory the addresses of temps in the pool lie
         self.current: Held | None = None
-        buffers, values = captured.graph.buffers, captured.graph.values
-        touched = {
-            buffers[values[v]].storage
-            for s in schedule.externs
-            for v in (*s.reads, *s.writes)
-        }
-        #: inputs that ATen calls touch: their addresses are in the graph
-        self.fixed = [
-            b.source
-            for b in buffers
-            if b.kind in ("static", "arg") and b.storage in touched
-        ]
+        buffers = captured.graph.buffers
+        #: the addresses of these inputs are in the graph
+        self.fixed = touched_inputs(captured.graph, schedule)
         self.results = [
             b
             for b in (

@@ -18,7 +18,7 @@ from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..compat import bound_op
-from ..ir.graph import Buffer, Extern, MemoryPlan
+from ..ir.graph import Buffer, Extern, Graph, MemoryPlan, Schedule
 
 
 class View(NamedTuple):
@@ -165,3 +165,17 @@ def _result(
         position[b],
         tuple(views),
     )
+
+
+def touched_inputs(graph: Graph, schedule: Schedule) -> list[int]:
+    """Return the indices of the call's tensors that ATen calls read or write."""
+    touched = {
+        graph.buffers[graph.values[v]].storage
+        for s in schedule.externs
+        for v in (*s.reads, *s.writes)
+    }
+    return [
+        b.source
+        for b in graph.buffers
+        if b.kind in ("static", "arg") and b.storage in touched
+    ]

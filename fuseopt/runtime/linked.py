@@ -16,6 +16,7 @@ import torch
 from ..ir.expressions import Item
 from .binding import Binding
 from .commit import Launches
+from .devices import Place
 from .guards.tensors import TensorGuard
 from .step import CompiledStep
 
@@ -57,6 +58,11 @@ class Linked:
             return None
         if not self.other.comparable or self.look([*fresh, *self.rest]):
             return None
+        if not bound.on_cpu:
+            # a capture of the user's joins launches with their tensors
+            if any(map(Place.capturing, bound.tables.places)):
+                return None
+            return step.launch_alone(bound), None
         arena = bound.temps.take(bound.addresses)
         return bound.launches(torch.get_num_threads()), arena
 
@@ -68,8 +74,8 @@ def linked(
     unshared: tuple[int, int],
     rest: list[torch.Tensor],
 ) -> Linked | None:
-    """Return a link of a step to another step's guard, or None. The step must run on
-    the CPU, allocate nothing in a call, and read no numbers of tensors.
+    """Return a link of a step to another step's guard, or None. The step must have
+    kernels only, allocate nothing in a call, and read no numbers of tensors.
 
     Its first tensors are those at the indices `places` of the guard. Other tensors
     follow, of which `unshared[1]` from index `unshared[0]` on are new in each call.
@@ -79,7 +85,9 @@ def linked(
     if bound is None or bound.guard is None or not bound.settled:
         return None
     reads = any(isinstance(x, Item) for x in bound.plan.captured.graph.numbers)
-    if reads or not bound.on_cpu or bound.allocated or bound.infers:
+    if reads or bound.infers:
+        return None
+    if bound.allocated if bound.on_cpu else not (bound.ahead and bound.ahead.alone):
         return None
     if bound.guard.n != sum(unshared) + len(rest) or len(places) > unshared[0]:
         return None

@@ -21,12 +21,15 @@ from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
 from .cpp.table import TableFactory
-from .extern_calls import prepare
+from .extern_calls import prepare, touched_inputs
 from .guards.sharing import inputs
 from .memory import layout
 from .tables.addresses import positions
 from .tables.host_numbers import CPU
 from .undo import risk_of
+
+#: One of so many tensors is few.
+FEW = 8
 
 
 class Built(NamedTuple):
@@ -55,7 +58,8 @@ class Plan:
     by payload. `batches` has the batched ones, by the payload of their first row;
     `allowed` admits them (see PreparedBatch). `simple` is true for one kernel that
     makes no memory. `lean` is true if a call needs only the addresses of its tensors,
-    and those with numbers. `at_once` is true if the caller reads results as soon as the
+    and those with numbers. `reads_few` is true if its calls of ATen touch few of them.
+    `at_once` is true if the caller reads results as soon as the
     step has run. `host_results`, numbers of the host by the buffer that the step fills
     with one, do not count for that. `risk` is how far an error may come.
     """
@@ -114,6 +118,10 @@ class Plan:
             and no_tensors
             and not captured.complexes
         )
+        needed = len(touched_inputs(graph, schedule)) + len(captured.given)
+        n = statics + len(captured.tensor_args)
+        #: true if a call reads few of its tensors: each is found when it is read
+        self.reads_few = FEW * needed <= n and not captured.complexes
         read = read_at_once(captured, self.host_results)
         self.at_once = bool(captured.given) or read
 

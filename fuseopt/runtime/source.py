@@ -26,6 +26,17 @@ class TensorSource(Protocol):
         """Return one of them."""
 
 
+class OneByOne:
+    """Tensors of a call by their index. Each is found when it is read."""
+
+    def __init__(self, source: TensorSource, args: Sequence[Any]) -> None:
+        self.source = source
+        self.args = args
+
+    def __getitem__(self, i: int) -> Any:
+        return self.source.tensor(self.args, i)
+
+
 class GraphTensors:
     """Tensors of Dynamo's graph: its buffers, its parameters, then the arguments at
     `positions`.

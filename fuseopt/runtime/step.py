@@ -32,7 +32,7 @@ from .guards.tensors import CHANGED, MOVED
 from .live import Live
 from .memory import Memory, seen_real
 from .results import give, returned
-from .source import TensorSource
+from .source import OneByOne, TensorSource
 from .undo import at_once
 from .user_capture import join
 
@@ -143,8 +143,7 @@ class CompiledStep:
         try:
             # `alive` lives until the step is done: the guard holds tensors by address
             change, alive = self._look(args)
-            needed = change or not self.program.lean
-            tensors = self._tensors(args) if needed else []
+            tensors = self._needed(change, args)
             bound = self._adapt(change, tensors, args) if change else self.program.bound
             if bound is not None and bound.taking is not self.taking:
                 bound.keep(self.taking)
@@ -207,6 +206,16 @@ class CompiledStep:
         for i in self.program.plan.captured.complexes:
             tensors[i] = seen_real(tensors[i])
         return tensors
+
+    def _needed(self, change: int, args: Sequence[Any]) -> Any:
+        """Return the tensors that a call reads, by index: none of them, each found when
+        it is read, or all.
+        """
+        if not change and self.program.lean:
+            return []
+        if not change and self.program.plan.reads_few:
+            return OneByOne(self.source, args)
+        return self._tensors(args)
 
     def _bump(
         self, bound: Binding, args: Sequence[Any], tensors: Sequence[Any]
@@ -349,6 +358,10 @@ class CompiledStep:
                 return None
         threads = torch.get_num_threads()
         return self.program.executor.run(bound, tensors, threads, then)
+
+    def launch_alone(self, bound: Binding) -> Callable[..., object]:
+        """Return a call that runs a plan of launches on devices alone; see Ahead."""
+        return functools.partial(self._launch, bound, (), [])
 
     def _result(
         self,
