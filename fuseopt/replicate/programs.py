@@ -141,10 +141,7 @@ class Program:
             first += len(some)
         self.results.at = at
         # a lane that is left out gets the number of another lane, unused
-        there: dict[tuple[int, str], int] = {}
-        for x, i, name in self._counters:
-            if present[i]:
-                there.setdefault(name, x)
+        there = {name: x for x, i, name in self._counters if present[i]}
         asked = [
             x if present[i] else there.get(name, x) for x, i, name in self._counters
         ]

@@ -53,6 +53,8 @@ class Results:
         #: by model, the indices of the lanes that take part
         self.at: Sequence[Sequence[int]] = [range(len(x)) for x in members]
         self.numbers = captured.graph.numbers
+        #: by number of a model, the lanes of the last call and their numbers' places
+        self._places: dict[int, tuple[Sequence[int], list[int]]] = {}
         self._buffers = captured.graph.buffers
         self._tensors = tensors
         #: by the id of a token, the result of the model that it replaces
@@ -99,7 +101,11 @@ class Results:
         """Return the number of each lane of a model; `numbers`: those of the call."""
         index, extended = stand_in.index, self.extended
         lanes = self.at[extended.number_owners[index]]
-        return [numbers[extended.numbers[index, m]] for m in lanes]
+        known = self._places.get(index)
+        if known is None or known[0] is not lanes:
+            places = [extended.numbers[index, m] for m in lanes]
+            known = self._places[index] = lanes, places
+        return [*map(numbers.__getitem__, known[1])]
 
     def clear(self) -> Mapping[int, dict[int, torch.Tensor]]:
         """Return the tensors that the last call created, and release them."""

@@ -135,7 +135,7 @@ class LedStep:
         owner.stepped = self
         if program.counted:
             counters = call.found.counters
-            args = *args, *[counters[x] for x in program.turn.asked]
+            args = *args, *map(counters.__getitem__, program.turn.asked)
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -23,18 +25,19 @@ from .results import OwnFloat, OwnInt
 State = dict[str, Any]
 
 
-class Each(functools.partial):  # type: ignore[type-arg]
-    """A C call that updates each of some states with its new entries."""
+class Entries(functools.partial):  # type: ignore[type-arg]
+    """A C call that sets one entry of each of some states: `column` has the values."""
 
-    def __new__(cls, states: Sequence[Any], news: Sequence[State]) -> Each:
+    def __new__(cls, states: Sequence[Any], key: Any, column: Sequence[Any]) -> Entries:
         """Make a partial."""
-        each = map(dict.update, states, news)
+        each = map(dict.__setitem__, states, repeat(key), column)
         call = super().__new__(cls, collections.deque, each, 0)
-        call.states, call.news = states, news
+        call.states, call.key, call.column = states, key, column
         return call
 
     states: Sequence[Any]
-    news: Sequence[State]
+    key: Any
+    column: Sequence[Any]
 
 
 class Gives(Protocol):
@@ -110,10 +113,13 @@ class Writes:
             if not changed:
                 return []
             numbers = not any(isinstance(now[k], torch.Tensor) for k in changed)
-            if numbers and not any(lanes.params[i] in self.fresh for i in kind.lanes):
-                states: list[Any] = [lanes.states[i] for i in kind.lanes]
-                news = self._numbers(kind, {k: now[k] for k in changed}, states)
-                return [Each(states, news)]
+            fresh_ones = self.fresh and any(
+                lanes.params[i] in self.fresh for i in kind.lanes
+            )
+            if numbers and not fresh_ones:
+                states: list[Any] = [*map(lanes.states.__getitem__, kind.lanes)]
+                columns = [self._column(kind, now[k], states) for k in changed]
+                return [*map(Entries, repeat(states), changed, columns)]
         writes: list[Write] = []
         for i, content in self._given_to(kind, now, old).items():
             state = lanes.states[i]
@@ -130,15 +136,6 @@ class Writes:
                 writes.append(functools.partial(state.clear))
             writes.append(functools.partial(dict.update, state, content))
         return writes
-
-    def _numbers(self, kind: Kind, news: State, states: Sequence[State]) -> list[State]:
-        """Return the state's new numbers for each lane of a kind; `states`: before."""
-        if not any(map(self._differs, news.values())):
-            for value in news.values():
-                self._check_number(value)
-            return [news] * len(states)
-        columns = [self._column(kind, value, states) for value in news.values()]
-        return [dict(zip(news, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _differs(self, value: Any) -> bool:
         """May a number of a model differ between its lanes?"""
@@ -160,7 +157,7 @@ class Writes:
         model, key = place
         if model != kind.model:
             raise LanesDiffer("it keeps a number of one lane in the state of another")
-        return [before[key] for before in states]
+        return [*map(itemgetter(key), states)]
 
     def _check_number(self, value: Any) -> Any:
         """Return a value for all lanes' state; raise LanesDiffer for an unsupported

@@ -295,10 +295,10 @@ class Binding:
         self.taking = False, taking  # should this be interrupted
         for table in self.tables.every.values():
             table.keep(taking, owners, self.helper)
-        temps = self.memory.without_memory(self.plan.schedule.temps)
-        self.allocated = [
-            b for b in temps if taking is None or taking[owners.get(b, -1)]
-        ]
+        temps, owners_of_temps = self._temps_alone
+        if taking is not None:
+            temps = [*compress(temps, map(taking.__getitem__, owners_of_temps))]
+        self.allocated = temps
         if self.guard is not None:
             kept = self.counted
             if taking is not None:
@@ -307,6 +307,12 @@ class Binding:
                 ]
             self.guard.count_up(kept)
         self.taking = taking
+
+    @functools.cached_property
+    def _temps_alone(self) -> tuple[list[int], list[int]]:
+        """Return the temps that a call of all lanes allocates, and their owners."""
+        temps = self.memory.without_memory(self.plan.schedule.temps)
+        return temps, [self.plan.captured.owners.get(b, -1) for b in temps]
 
     @functools.cached_property
     def _owners_of_counted(self) -> list[int]:

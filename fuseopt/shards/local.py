@@ -26,7 +26,7 @@ from .. import compat
 from ..inputs.given import PendingGradients
 from ..inputs.keys import NUMBERS, LanesDiffer
 from ..inputs.parts import Watch
-from ..replicate.writes import Each
+from ..replicate.writes import Entries
 from ..shadow.optimizer import Write
 from ..shadow.stand_in import stand_in, unfused
 
@@ -344,9 +344,9 @@ class LocalOptimizer:
     def _mirrored(
         self, write: Any, new_dtensors: dict[int, torch.Tensor]
     ) -> list[Write]:
-        if isinstance(write, Each):
+        if isinstance(write, Entries):
             states = [self._outside[id(value)][0] for value in write.states]
-            return [Each(states, write.news)]
+            return [Entries(states, write.key, write.column)]
         function, args = write.func, write.args
         if function is torch._foreach_copy_:
             return []
