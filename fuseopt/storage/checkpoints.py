@@ -7,6 +7,7 @@ state dict of the plain optimizer.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import packing
+from .kept import DICTS
 from .packing import packed_in, whole_in
 
 
@@ -59,7 +61,7 @@ def copied_unpacked(optimizer: Optimizer) -> Callable[[], None]:
             return found
         wide: Any = defaultdict(dict)
         for p, state in present.state.items():
-            wide[p] = packing.full_precision(state) if type(state) is dict else state
+            wide[p] = _unpacked(state) if type(state) in DICTS else state
         return {**found, "state": wide}
 
     held: Any = optimizer
@@ -71,6 +73,14 @@ def copied_unpacked(optimizer: Optimizer) -> Callable[[], None]:
             vars(present).pop("__getstate__", None)
 
     return end
+
+
+def _unpacked(state: Any) -> Any:
+    """Return a copy of a state in full precision, of the same type."""
+    found = copy.copy(state)
+    found.clear()
+    found.update(packing.full_precision(state))
+    return found
 
 
 def keep_dtypes(optimizer: Optimizer) -> Callable[[], None]:

@@ -27,6 +27,8 @@ from .packing import full_precision, key_of, like_unpacked, packed_in, parts_of
 from .rule import Rule
 
 _State = dict[str, Any]
+#: What the state of a parameter may be. Their methods are functions of C.
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 class _Lane(NamedTuple):
@@ -67,6 +69,9 @@ class Kept:
         self.rule = rule
         self._lanes: list[_Lane] = []
         self._states: list[_State] = []
+        #: all keys and values of the optimizer's state, those of users too
+        self._entries: tuple[list[Any], list[Any]] = [], []
+        self._only_dicts = True
         self._hollow: list[dict[str, torch.Tensor]] = []
         self._sizes: list[int] = []
         #: (key, the states with this packed key), and the same for packed tensors
@@ -84,18 +89,16 @@ class Kept:
         if self._holds(optimizer):
             return
         names = self.rule.names(optimizer)
-        news = [
-            self._packed(p, state, names.get(p)) for p, state in optimizer.state.items()
-        ]
-        states = [*optimizer.state.values()]
+        every = _of_tensors(optimizer)
+        news = [self._packed(p, state, names.get(p)) for p, state in every]
+        states = [state for _, state in every]
         _replace(states, news)
         self._tell_of_unknown_keys(states)
         former = {id(x.state): x.hollow for x in self._lanes}
-        self._lanes = [
-            _lane(p, state, former.get(id(state), {}))
-            for p, state in optimizer.state.items()
-        ]
+        self._lanes = [_lane(p, state, former.get(id(state), {})) for p, state in every]
         self._states, self._sizes = states, [*map(len, states)]
+        self._entries = [*optimizer.state], [*optimizer.state.values()]
+        self._only_dicts = {*map(type, states)} <= {dict}
         self._hollow = [x.hollow for x in self._lanes]
         by_key: dict[str, list[_State]] = {}
         by_packed_key: dict[str, list[_State]] = {}
@@ -110,8 +113,11 @@ class Kept:
         """Return a state packed by the rule: the same object if it is packed so
         already.
         """
-        if type(state) is not dict:
-            raise UnsupportedInput("storage: the state of a parameter is no dict")
+        if type(state) not in DICTS:
+            raise UnsupportedInput(
+                "storage: the state of a parameter has the class "
+                f"{type(state).__name__}, which may run code; use a dict"
+            )
         former = packed_in(state)
         if any(map(_is_hollow, state.values())):
             state = {k: v for k, v in state.items() if not _is_hollow(v)}
@@ -151,16 +157,17 @@ class Kept:
 
     def restore(self, optimizer: Optimizer) -> None:
         """Unpack all of the state for good."""
-        self._states = []
-        states = [*optimizer.state.values()]
+        self._states, self._entries = [], ([], [])
+        states = [state for _, state in _of_tensors(optimizer)]
         _replace(states, [full_precision(state) for state in states])
 
     def _holds(self, optimizer: Optimizer) -> bool:
         """Has each lane the same state as before, all of it packed?"""
-        state = optimizer.state
+        state, (keys, values) = optimizer.state, self._entries
         return (
-            len(state) == len(self._states)
-            and all(map(is_, state.values(), self._states))
+            len(state) == len(values)
+            and all(map(is_, state.values(), values))
+            and (len(values) == len(self._states) or all(map(is_, state, keys)))
             and [*map(len, self._states)] == self._sizes
             and not any(any(map(contains, x, repeat(key))) for key, x in self._keys)
             and all(all(map(contains, x, repeat(key))) for key, x in self._packed_keys)
@@ -169,9 +176,12 @@ class Kept:
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:
         """Add the unpacked tensors, without memory, to the state within the context."""
-        drop = functools.partial(self._drop, [*self._keys])
+        drop = functools.partial(self._drop, [*self._keys], self._only_dicts)
         try:
-            _each(dict.update, self._states, self._hollow)
+            if self._only_dicts:
+                _each(dict.update, self._states, self._hollow)
+            else:
+                at_once([*map(_update, self._states, self._hollow)])
             yield
         finally:
             try:
@@ -180,10 +190,19 @@ class Kept:
                 drop()  # an interrupt may come before the first one is added
 
     @staticmethod
-    def _drop(keys: Sequence[tuple[str, list[_State]]]) -> None:
+    def _drop(keys: Sequence[tuple[str, list[_State]]], only_dicts: bool) -> None:
         """Remove these keys from these states, in one C call."""
-        pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in keys]
-        at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
+        if only_dicts:
+            pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in keys]
+            at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
+        else:
+            at_once(
+                [
+                    functools.partial(type(state).pop, state, key, None)
+                    for key, states in keys
+                    for state in states
+                ]
+            )
 
     @contextlib.contextmanager
     def unpacked(self, every: bool) -> Iterator[None]:
@@ -191,7 +210,7 @@ class Kept:
         `every` adds the other lanes.
         """
         lanes = [x for x in self._lanes if every or x.param.grad is not None]
-        self._states = []  # the next call checks all states
+        self._states, self._entries = [], ([], [])  # the next call checks all states
         try:
             with torch.no_grad():
                 for lane in lanes:
@@ -208,9 +227,19 @@ def _replace(states: Sequence[_State], news: Sequence[_State]) -> None:
     calls: list[Callable[[], object]] = []
     for state, new in zip(states, news, strict=True):
         if new is not state:
-            clear = functools.partial(dict.clear, state)
-            calls += [clear, functools.partial(dict.update, state, new)]
+            clear = functools.partial(type(state).clear, state)
+            calls += [clear, _update(state, new)]
     at_once(calls)
+
+
+def _update(state: _State, new: Mapping[str, Any]) -> Callable[[], object]:
+    """Return the C call that adds entries to a state."""
+    return functools.partial(type(state).update, state, new)
+
+
+def _of_tensors(optimizer: Optimizer) -> list[tuple[torch.Tensor, Any]]:
+    """Return the states of parameters. Users keep other entries beside these."""
+    return [(p, x) for p, x in optimizer.state.items() if isinstance(p, torch.Tensor)]
 
 
 def _each(function: Callable[..., Any], *columns: Any) -> None:
