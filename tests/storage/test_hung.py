@@ -1,4 +1,4 @@
-"""What users hang beside packed state: kept, whatever it is, and nothing of it packed."""
+"""What users hang beside packed state is kept, and nothing of it is packed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_a_state_with_code_of_its_own() -> None:
     state[pair.mine[1]] = hung.OwnDict(state[pair.mine[1]])
     before = [p.detach().clone() for p in pair.mine]
     give_grads(9, pair.mine)
-    with pytest.raises(UnsupportedInput, match="is a OwnDict, and not a dict"):
+    with pytest.raises(
+        UnsupportedInput, match="has the class OwnDict, which may run code; use a dict"
+    ):
         pair.compiled.step()
     assert all(map(torch.equal, before, pair.mine))
     state[pair.mine[1]] = dict(state[pair.mine[1]])
