@@ -12,7 +12,7 @@ from .compiler.entry import BACKEND, attach, attach_to_loaded, take_bound_steps
 if TYPE_CHECKING:
     import torch
 
-    from .compat import Asked
+    from .compat import CompileArguments
 
     fuseopt = BACKEND
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     return BACKEND
 
 
-def _take(step: Any, optimizer: torch.optim.Optimizer, asked: Asked) -> Any:
+def _take(step: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments) -> Any:
     from .isolate.compile import compile_bound
 
     return compile_bound(step, optimizer, asked)

@@ -17,13 +17,13 @@ import torch
 from fuseopt.capture import capture
 from fuseopt.codegen import CppTarget
 from fuseopt.codegen.triton.kernel import TritonTarget
-from fuseopt.compiler.alone import Ready
+from fuseopt.compiler.alone import ReadyKernels
 from fuseopt.compiler.dispatch import EagerCalls
 from fuseopt.config import Config
 from fuseopt.ir.graph import Instr, Kernel, Schedule, Variant
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.cpp.table import CppTable, TableFactory
-from fuseopt.runtime.executor import Direct, Program
+from fuseopt.runtime.executor import DirectExecutor, Program
 from fuseopt.runtime.plan import Built, Plan
 from fuseopt.runtime.source import GraphTensors
 from fuseopt.runtime.step import CompiledStep
@@ -183,7 +183,9 @@ class Compilers:
                 if isinstance(step, Kernel)
             }
             assert len(factories) == 1
-            return Program(Plan(captured, made, Ready(Built(factories))), Direct())
+            return Program(
+                Plan(captured, made, ReadyKernels(Built(factories))), DirectExecutor()
+            )
 
         def step(gm: torch.fx.GraphModule, args: Sequence[Any]) -> CompiledStep:
             replan = functools.partial(program, gm)

@@ -1,9 +1,9 @@
 """Step the buckets of an optimizer's parameters one by one, with eager's bits.
 
 The step of a bucket is the optimizer's step on a stand-in that has only the bucket's
-parameters (`part`). It is compiled once for all buckets. Before the first step `apart`
-proves that this has the effect of the step of all parameters. It proves so again if
-Dynamo retraces the step or the kinds of parameters change.
+parameters (`partial_optimizer`). It is compiled once for all buckets. Before the first
+step `bucket_proof` proves that this has the effect of the step of all parameters. It
+proves so again if Dynamo retraces the step or the kinds of parameters change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
 from ..inputs.keys import LanesDiffer
 from ..inputs.values import holdings, own_attributes
-from ..isolate.compilations import Wanted
+from ..isolate.compilations import CompileOptions
 from ..isolate.isolated import OptimizerCompiler
 from ..locks import new_rlock
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of
-from .apart import ReadsSizes, Universe
-from .part import Part
+from .bucket_proof import KindModels, ReadsSizes
+from .partial_optimizer import PartialOptimizer
 
 #: Number of sets of lanes that are kept besides those of buckets.
 BEYOND = 8
 #: Most sets of kinds whose proof is kept.
-UNIVERSES = 32
+MAX_PROVEN = 32
 _LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
 
 
@@ -53,23 +53,23 @@ class Stepper:
         if config.verify:
             raise UnsupportedInput("verify=True compares steps of all parameters")
         self._strict = config.fallback == "error"
-        self._function, why = function_of(optimizer)
-        if why:
-            raise self._refused(why)
+        self._function, refusal = function_of(optimizer)
+        if refusal:
+            raise self._refused(refusal)
         attach()
-        self._universe: Universe | None = None
-        #: the universes with a proof, by their keys
-        self._universes: dict[Any, Universe] = {}
+        self._kind_models: KindModels | None = None
+        #: sets of kinds with a proof, by their keys
+        self._proven: dict[Any, KindModels] = {}
         #: true while parameters of one kind may have different sizes
-        self._loose = True
+        self._ignore_sizes = True
         self._layout: Any = None
         self._state = optimizer.state
         self._proven_for: Any = None
         try:
-            self._part = Part(optimizer)
-            itself = self._part.itself
+            self._part = PartialOptimizer(optimizer)
+            itself = self._part.stand_in
             self._isolated = OptimizerCompiler(
-                itself, self._function, Wanted(dict(options))
+                itself, self._function, CompileOptions(dict(options))
             )
         except LanesDiffer as error:
             raise self._refused(str(error)) from error
@@ -115,17 +115,17 @@ class Stepper:
     def _survey(self) -> None:
         """Prove the step for the present kinds of parameters."""
         try:
-            universe = Universe(self.optimizer, self._loose)
-            proven = self._universes.get(universe.key)
+            kind_models = KindModels(self.optimizer, self._ignore_sizes)
+            proven = self._proven.get(kind_models.key)
             if proven is not None:
-                self._universe = proven
+                self._kind_models = proven
                 return
-            self._universe = universe
+            self._kind_models = kind_models
             self._prove()
         except ReadsSizes:
-            if not self._loose:
+            if not self._ignore_sizes:
                 raise
-            self._loose = False
+            self._ignore_sizes = False
             self._survey()
 
     def _prove(self) -> None:
@@ -139,17 +139,17 @@ class Stepper:
         ]
         numbers = holdings([own_attributes(optimizer), groups], id)
         if self._proven_for is None or self._proven_for != numbers:
-            assert self._universe is not None
-            self._universe.check(optimizer, self._function)
+            assert self._kind_models is not None
+            self._kind_models.check(optimizer, self._function)
             self._proven_for = numbers
-            self._universes[self._universe.key] = self._universe
-            if len(self._universes) > UNIVERSES:
-                del self._universes[next(iter(self._universes))]
+            self._proven[self._kind_models.key] = self._kind_models
+            if len(self._proven) > MAX_PROVEN:
+                del self._proven[next(iter(self._proven))]
 
-    def _refused(self, why: str) -> UnsupportedInput:
+    def _refused(self, refusal: str) -> UnsupportedInput:
         return UnsupportedInput(
             f"{type(self.optimizer).__name__} cannot step its parameters bucket by "
-            f"bucket: {why}"
+            f"bucket: {refusal}"
         )
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
@@ -173,7 +173,7 @@ class Stepper:
         code.
         """
         if self._proven_for is None:
-            self._universes.clear()
+            self._proven.clear()
         self._prove()
 
     def _step(
@@ -186,18 +186,18 @@ class Stepper:
                 raise LanesDiffer("a parameter is no longer in its groups")
             for p in ready:
                 _check_gradient(p)
-            why = self._isolated.led(self._prove_again, self.kept)
-            if why is not None:
+            refusal = self._isolated.led(self._prove_again, self.kept)
+            if refusal is not None:
                 # it runs in eager, so its effect may differ from the step of all
                 self._prove_again()
-                if why and self._strict:
+                if refusal and self._strict:
                     raise CaptureError(
-                        f"{type(optimizer).__name__}.step cannot be compiled: {why} "
-                        "(options={'fallback': 'error'} was given)"
+                        f"{type(optimizer).__name__}.step cannot be compiled: "
+                        f"{refusal} (options={{'fallback': 'error'}} was given)"
                     )
-                if why:
-                    tell_of_step(optimizer, why)
-                self._function(part.itself)
+                if refusal:
+                    tell_of_step(optimizer, refusal)
+                self._function(part.stand_in)
             part.give_back(optimizer)
         except LanesDiffer as error:
             raise self._refused(str(error)) from error

@@ -40,20 +40,20 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Itself:
+class ReassignedTensor:
     """Tensor of the call, by its index, to which the step assigns other memory."""
 
     place: int
 
 
 @dataclass(frozen=True)
-class Known:
+class ConstantResult:
     """Any other value, equal in each call."""
 
     value: Any
 
 
-Leaf = Returned | Alias | Itself | Known | Sym | NumberRef
+Leaf = Returned | Alias | ReassignedTensor | ConstantResult | Sym | NumberRef
 
 
 def rebuild(result: Any, value: Callable[[Leaf], Any]) -> Any:

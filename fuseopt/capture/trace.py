@@ -22,9 +22,9 @@ from ..ir.graph import Buffer, Graph
 from .aten.constants import swap
 from .aten.dtypes import PARTS
 from .aten.externs import Call
-from .fx.given_memory import Given
 from .fx.interpreter import Interpreter
-from .results import Alias, Itself, Known, Returned
+from .fx.reassigned_memory import MemoryAssignment
+from .results import Alias, ConstantResult, ReassignedTensor, Returned
 from .scalars.device import Computed, NumberRef
 from .scalars.host import Sym
 
@@ -56,7 +56,7 @@ class Captured:
     complexes: tuple[int, ...]
     result: Any
     twins: tuple[tuple[int, int], ...] = ()
-    given: tuple[Given, ...] = ()
+    given: tuple[MemoryAssignment, ...] = ()
     aliases: tuple[int, ...] = ()
     beyond: str = ""
     dropped: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ def capture(
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if id(x) in moved:
-                return Itself(moved[id(x)])
+                return ReassignedTensor(moved[id(x)])
             if x.is_conj() or x.is_neg():
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))
@@ -113,7 +113,7 @@ def capture(
             buffer = recorder.buffer_of(x.tensor)
             outputs.append(buffer)
             return NumberRef(buffer, x.kind)
-        return x if isinstance(x, Sym) else Known(x)
+        return x if isinstance(x, Sym) else ConstantResult(x)
 
     result = describe(returned)
     final = [

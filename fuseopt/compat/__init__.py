@@ -19,7 +19,7 @@ from .backward import (
     is_nested,
     why_no_backward_is_known,
 )
-from .bound_steps import Asked, BoundSteps
+from .bound_steps import BoundSteps, CompileArguments
 from .capability import (
     Capability,
     lacking,
@@ -71,7 +71,6 @@ from .functions import (
 )
 from .grouping import dtypes_in_order
 from .hazards import acts_otherwise
-from .kept import Fakes, Life, forget, tidy
 from .kernels import is_as_ruled
 from .leaving import refusal_of, refuse_step
 from .nodes import gives_to, gradient_of_lookup, is_lookup, nodes_near
@@ -128,6 +127,7 @@ from .tensors import (
     vector_library,
     wraps_others,
 )
+from .trace_memory import TraceFakes, WeakMemory, forget, tidy
 from .traced import (
     STANCE,
     DirectDynamoCall,
@@ -180,18 +180,18 @@ __all__ = [
     "STANCE",
     "VECTORS",
     "WRITTEN_AS",
-    "Asked",
     "BoundSteps",
     "Capability",
     "Codes",
+    "CompileArguments",
     "DirectDynamoCall",
-    "Fakes",
     "LibraryStruct",
-    "Life",
     "Limits",
     "Schema",
     "TensorFunctions",
     "TraceAgain",
+    "TraceFakes",
+    "WeakMemory",
     "Window",
     "acts_otherwise",
     "alike",

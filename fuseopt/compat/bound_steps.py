@@ -32,7 +32,7 @@ _COMPILE = torch.compile
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompileArguments:
     """Arguments of torch.compile, besides the function and the backend."""
 
     mode: str | None = None
@@ -81,7 +81,7 @@ class BoundSteps:
     def __init__(
         self,
         backend: Callable[..., Any],
-        take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
+        take: Callable[[Any, torch.optim.Optimizer, CompileArguments], Any],
         left: Callable[[torch.optim.Optimizer], None],
         context: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
@@ -239,7 +239,7 @@ def _stands_for(function: Any, optimizer: torch.optim.Optimizer) -> bool:
     return vars(optimizer).get("step") is function
 
 
-def _asked(context: Any, backend: Callable[..., Any]) -> Asked | None:
+def _asked(context: Any, backend: Callable[..., Any]) -> CompileArguments | None:
     """Return the torch.compile arguments of a compiling context.
 
     Returns None if a step does not support them, or if another layer lies between torch
@@ -264,7 +264,7 @@ def _asked(context: Any, backend: Callable[..., Any]) -> Asked | None:
         keywords = {**getattr(layer, "kwargs", {}), **keywords}
     else:
         return None
-    return Asked(
+    return CompileArguments(
         keywords.get("mode"),
         dict(keywords.get("options") or {}),
         bool(getattr(context, "fullgraph", False)),

@@ -23,7 +23,7 @@ import torch
 from torch.fx import Node
 
 from .layers import traces_for
-from .meetings import Place, Refused, is_read, leaving, meeting_of
+from .merge_points import NoMergePoint, Place, is_read, leaving, meeting_of
 from .names import find
 from .patches import Hook, Patcher, patch
 from .plain import is_unknown
@@ -99,7 +99,7 @@ def _root(node: Node, inside: set[Node]) -> Node | None:
     while node in inside:
         storages = _memory(node)
         if not storages:
-            raise Refused(f"the analysis has no value for {node}")
+            raise NoMergePoint(f"the analysis has no value for {node}")
         bases = [base for base in node.all_input_nodes if _memory(base) & storages]
         if not bases:
             return None
@@ -114,12 +114,12 @@ def _changed(nodes: Sequence[Node]) -> list[Node]:
     for node in nodes:
         name = str(getattr(node.target, "__name__", node.target))
         if any(word in name for word in RANDOM):
-            raise Refused("one of them draws random numbers")
+            raise NoMergePoint("one of them draws random numbers")
         for target in written(node):
             root = _root(target, inside)
             if root is not None:
                 if not isinstance(root.meta.get("example_value"), torch.Tensor):
-                    raise Refused("they change an object that is not a tensor")
+                    raise NoMergePoint("they change an object that is not a tensor")
                 roots[root] = None
     return list(roots)
 
@@ -153,7 +153,7 @@ class _Fork:
     def run(self) -> None:
         try:
             self._run()
-        except Refused as reason:
+        except NoMergePoint as reason:
             # trace once more from the beginning; Dynamo then ends its graph here
             log.debug("a branch on a number is left to Dynamo: %s", reason)
             refuse_branch(*self.branch, str(reason))
@@ -190,7 +190,7 @@ class _Fork:
 
         A trace may not end the graph, raise an exception, or change a Python object.
         Objects that the trace itself creates are excepted, such as the arguments that a
-        mode passes on. Raises Refused.
+        mode passes on. Raises NoMergePoint.
         """
         tx, effects = self.tx, self.tx.output.side_effects
         kind = find("torch._dynamo.variables.base:ValueMutationNew")
@@ -204,10 +204,10 @@ class _Fork:
         def refuse(item: Any) -> bool:
             if any(x is getattr(item, "mutation_type", None) for x in new):
                 return True
-            raise Refused("they change a Python object")
+            raise NoMergePoint("they change a Python object")
 
         def caught(_: Any) -> None:
-            raise Refused("one of them raises")
+            raise NoMergePoint("one of them raises")
 
         hooks = [
             (tx, "should_compile_partial_graph", lambda: False),
@@ -229,7 +229,7 @@ class _Fork:
         """Trace from an instruction up to a place; return the calls and the frame
         there.
 
-        Raises Refused if the way leaves before that.
+        Raises NoMergePoint if the way leaves before that.
         """
         tx = self.tx
         last = next(iter(reversed(self.graph.nodes)))
@@ -238,9 +238,9 @@ class _Fork:
         while not self._is_there(start, end):
             leaves = leaving(tx.instructions[tx.instruction_pointer], tx) is not None
             if leaves or not self._step() or tx.instruction_pointer is None:
-                raise Refused("one of them leaves")
+                raise NoMergePoint("one of them leaves")
         if tx.block_stack != blocks:
-            raise Refused("one of them ends inside a different block")
+            raise NoMergePoint("one of them ends inside a different block")
         nodes = self._after(last)
         for node in nodes:
             # an input of the graph belongs to no way
@@ -252,19 +252,19 @@ class _Fork:
     def _step(self) -> bool:
         """Trace one instruction; return whether the frame goes on.
 
-        Raises Refused if a call raises, since eager may never come this way.
+        Raises NoMergePoint if a call raises, since eager may never come this way.
         """
         TorchDynamoException = find("torch._dynamo.exc:TorchDynamoException")
         TorchRuntimeError = find("torch._dynamo.exc:TorchRuntimeError")
         try:
             return bool(self.tx.step())
-        except Refused:
+        except NoMergePoint:
             raise
         except Exception as error:
             dynamos = isinstance(error, TorchDynamoException)
             if dynamos and not isinstance(error, TorchRuntimeError):
                 raise
-            raise Refused("one of them raises") from error
+            raise NoMergePoint("one of them raises") from error
 
     @staticmethod
     def _after(node: Node) -> list[Node]:
@@ -365,7 +365,7 @@ class _Fork:
     def _choose_variables(self, first: _Frame, second: _Frame, meeting: int) -> None:
         tx = self.tx
         if len(first.stack) != len(second.stack):
-            raise Refused("they leave stacks of different lengths")
+            raise NoMergePoint("they leave stacks of different lengths")
         tx.stack[:] = [
             self._choice(x, y) for x, y in zip(first.stack, second.stack, strict=True)
         ]
@@ -377,7 +377,7 @@ class _Fork:
                 chosen[name] = x
             elif is_read(tx, name, meeting):
                 if x is None or y is None:
-                    raise Refused(f"{name} is set in one of them")
+                    raise NoMergePoint(f"{name} is set in one of them")
                 chosen[name] = self._choice(x, y)
         tx.symbolic_locals.clear()
         tx.symbolic_locals.update(chosen)
@@ -392,11 +392,11 @@ class _Fork:
             condition = self._condition(example.device)
             choice = choose(self.tx, condition, x, y, self.branch)
             if choice is None:
-                raise Refused("they leave tensors of different layouts")
+                raise NoMergePoint("they leave tensors of different layouts")
             return choice
         numbers = [_number(x), _number(y)]
         if any(n is None for n in numbers):
-            raise Refused("they leave different objects")
+            raise NoMergePoint("they leave different objects")
         a, b = numbers
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             if type(a) is type(b) and repr(a) == repr(b):

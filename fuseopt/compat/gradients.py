@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 
-class Apart:
+class SeparateGradients:
     """Context in which parameters with a shared gradient have separate gradient
     tensors.
 

@@ -64,10 +64,10 @@ VALUES = (int, float, bool, complex, str, bytes, type(None))
 
 
 class PlainCode:
-    """Code that a step may run; `why` is the reason why it is not plain, or ""."""
+    """Code that a step may run; `refusal` is the reason why it is not plain, or ""."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.why = ""
+        self.refusal = ""
         #: each function that the step may call, and its code
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
         #: by the id of a module's globals: these globals, and the builtins that its
@@ -78,7 +78,7 @@ class PlainCode:
         self._kind = weakref.ref(type(optimizer))
         self._held = [*vars(type(optimizer)).items()]
         pending: list[Any] = [inspect.unwrap(type(optimizer).step)]
-        while pending and not self.why:
+        while pending and not self.refusal:
             pending += self._function(pending.pop(), optimizer)
 
     def same(self) -> bool:
@@ -94,7 +94,7 @@ class PlainCode:
 
     def _function(self, function: Any, optimizer: Optimizer) -> Iterator[Any]:
         if not isinstance(function, types.FunctionType):
-            self.why = f"it calls {function!r}"
+            self.refusal = f"it calls {function!r}"
             return
         if any(function is f for f, _ in self._codes):
             return
@@ -105,7 +105,9 @@ class PlainCode:
             except ValueError:
                 continue
             if not isinstance(value, (*VALUES, type)):
-                self.why = f"{function.__name__} closes over a {type(value).__name__}"
+                self.refusal = (
+                    f"{function.__name__} closes over a {type(value).__name__}"
+                )
         codes = [function.__code__]
         for code in codes:
             codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
@@ -125,7 +127,7 @@ class PlainCode:
                 and (before.opname.startswith("LOAD_CONST") and before.argval is None)
             )
             if x.opname.startswith(ODD) and not none:
-                self.why = f"{code.co_name} has the instruction {x.opname}"
+                self.refusal = f"{code.co_name} has the instruction {x.opname}"
                 return
             if x.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 yield from self._global(x.argval, names)
@@ -136,7 +138,7 @@ class PlainCode:
     def _global(self, name: str, names: dict[str, Any]) -> Iterator[Any]:
         if name not in names:
             if name not in BUILTINS or not hasattr(builtins, name):
-                self.why = f"it names {name}"
+                self.refusal = f"it names {name}"
             self._builtins.setdefault(id(names), (names, set()))[1].add(name)
             return
         value = names[name]
@@ -147,7 +149,7 @@ class PlainCode:
         elif not (value is torch or value is math or isinstance(value, VALUES)) and (
             not home.startswith("torch") or name in OTHERS
         ):
-            self.why = f"it names {name}, a {type(value).__name__}"
+            self.refusal = f"it names {name}, a {type(value).__name__}"
 
     def _attribute(self, name: str, optimizer: Optimizer) -> Iterator[Any]:
         held = vars(optimizer).get(name, self)
@@ -155,7 +157,7 @@ class PlainCode:
             if isinstance(held, types.FunctionType):
                 yield held
             elif not isinstance(held, VALUES):
-                self.why = f"it reads self.{name}, a {type(held).__name__}"
+                self.refusal = f"it reads self.{name}, a {type(held).__name__}"
             return
         method = next((vars(k)[name] for k in _own(optimizer) if name in vars(k)), None)
         if method is not None:
@@ -163,14 +165,14 @@ class PlainCode:
             if isinstance(method, (types.FunctionType)):
                 yield inspect.unwrap(method)
             elif not isinstance(method, VALUES):
-                self.why = f"it reads self.{name}, a {type(method).__name__}"
+                self.refusal = f"it reads self.{name}, a {type(method).__name__}"
             return
         known = name in METHODS or name in ("param_groups", "state", "grad")
         of_torch = hasattr(torch, name) and not isinstance(
             getattr(torch, name), types.ModuleType
         )
         if name in OTHERS or not (known or of_torch or hasattr(math, name)):
-            self.why = f"it reads {name!r}"
+            self.refusal = f"it reads {name!r}"
 
 
 def _own(optimizer: Optimizer) -> list[type]:
@@ -194,7 +196,7 @@ def plain_code(optimizer: Optimizer) -> PlainCode:
 
 def plain(optimizer: Optimizer) -> bool:
     """Is the code of a step plain?"""
-    return not plain_code(optimizer).why
+    return not plain_code(optimizer).refusal
 
 
 def names_in(optimizer: Optimizer) -> frozenset[str]:

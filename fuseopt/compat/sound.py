@@ -135,8 +135,8 @@ def unsound_graph(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
 
 def refused_graph(gm: torch.fx.GraphModule) -> str:
     """Return why the graph of an update may not run, traced in any way; or ""."""
-    why, _ = unsound_graph(gm)
-    return why or unknown_input(gm)[0]
+    refusal, _ = unsound_graph(gm)
+    return refusal or unknown_input(gm)[0]
 
 
 def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
@@ -145,8 +145,8 @@ def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
     An argument comes from an unsupported source, its trace was refused, or torch
     computes in it what numpy does.
     """
-    why = tracing.refusal or strange_input(gm) or other_arithmetic(gm)
-    return why, (tracing.owners or tracing.given or _owners()) if why else []
+    refusal = tracing.refusal or strange_input(gm) or other_arithmetic(gm)
+    return refusal, (tracing.owners or tracing.given or _owners()) if refusal else []
 
 
 def _look_for_effects(gm: torch.fx.GraphModule) -> None:
@@ -187,9 +187,9 @@ def _owners() -> list[Optimizer]:
 def _unsound(gm: torch.fx.GraphModule, optimizers: list[Optimizer]) -> str:
     lacking = soundness.lacking()
     for optimizer in optimizers:
-        why = unsound(optimizer)
-        if why:
-            return why
+        refusal = unsound(optimizer)
+        if refusal:
+            return refusal
     plainly = [x for x in PLAIN if x in lacking]
     if (
         plainly

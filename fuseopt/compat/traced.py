@@ -25,8 +25,8 @@ from .window import settle_interrupted
     "each call is Dynamo's own, which follows it: some 20 microseconds more",
 )
 def STANCE() -> None:
-    told = find("torch._dynamo.eval_frame:_stance")
-    if not isinstance(told.stance, str) or not hasattr(told, "backend"):
+    stance = find("torch._dynamo.eval_frame:_stance")
+    if not isinstance(stance.stance, str) or not hasattr(stance, "backend"):
         raise Missing("torch._dynamo.eval_frame._stance says something else")
     with torch.compiler.set_stance("eager_on_recompile"):
         if _eval_frame()._stance.stance != "eager_on_recompile":
@@ -40,8 +40,8 @@ def stance() -> str:
     """
     if not (STANCE.there or STANCE.available()):
         return "other"
-    told = _eval_frame()._stance
-    return str(told.stance) if told.backend is None else "other"
+    stance = _eval_frame()._stance
+    return str(stance.stance) if stance.backend is None else "other"
 
 
 @functools.cache

@@ -25,7 +25,7 @@ import torch
 from .capability import probed
 from .contexts import scalar_outputs
 from .gc_pause import collector_paused
-from .gradients import Apart
+from .gradients import SeparateGradients
 from .layers import leads_to
 from .leaving import ends_pass, leave_to_eager
 from .names import find, takes
@@ -141,7 +141,11 @@ class Window:
         if seen or within:
             tracing.owners = [*seen, *within]
             tracing.own = any(map(is_own, tracing.owners))
-            for context in (scalar_outputs(), collector_paused(), Apart(seen)):
+            for context in (
+                scalar_outputs(),
+                collector_paused(),
+                SeparateGradients(seen),
+            ):
                 context.__enter__()
                 tracing.patches.append(context)
 

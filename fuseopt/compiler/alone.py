@@ -23,7 +23,7 @@ from ..ir.interpreter import run_schedule
 from ..ir.meaning import DTYPES
 from ..ir.traffic import traffic
 from ..runtime.binding import bind
-from ..runtime.executor import Direct
+from ..runtime.executor import DirectExecutor
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import SIZES, place_of
 from ..scheduler import schedule
@@ -37,14 +37,14 @@ TIMES = 30
 FAR = 1e-5
 
 
-class MadeUp:
+class MadeUpNumbers:
     """Made-up numbers that replace a call's arguments: rates, betas and the like."""
 
     def __getitem__(self, place: int) -> float:
         return 0.9 / (1 + place)
 
 
-class Ready:
+class ReadyKernels:
     """Built kernels; implements runtime.plan.Kernels."""
 
     def __init__(self, built: Built) -> None:
@@ -91,8 +91,8 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
         )
     tensors = made_up(graph)
     captured = Captured(graph, (), (), tuple(range(len(tensors))), (), ())
-    numbers = captured.evaluate(MadeUp(), lambda place: tensors[place])  # type: ignore[arg-type]
-    bound = bind(Plan(captured, plan, Ready(Built(factories))), tensors)
+    numbers = captured.evaluate(MadeUpNumbers(), lambda place: tensors[place])  # type: ignore[arg-type]
+    bound = bind(Plan(captured, plan, ReadyKernels(Built(factories))), tensors)
     bound.fill(numbers)
     bound.move([t.data_ptr() for t in tensors])
     threads = torch.get_num_threads()
@@ -101,13 +101,13 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
     for tail in (False, True):
         wanted.append(made_up(graph))
         run_schedule(graph, plan, wanted[-1], numbers, tail=tail)
-    Direct().run(bound, tensors, threads)
+    DirectExecutor().run(bound, tensors, threads)
     wait(tensors)
     exact = all(map(same_bits, tensors, *wanted))
     worst = max(map(distance, tensors, wanted[0]), default=0.0)
     sums = any(v.reduction for k in plan.kernels for v in k.every)
     tell("the bits of the reference" if exact else f"{worst:.1e} from the reference")
-    seconds = min(timed(lambda: Direct().run(bound, tensors, threads), tensors))
+    seconds = min(timed(lambda: DirectExecutor().run(bound, tensors, threads), tensors))
     moved = sum(traffic(kernel).bytes for kernel in plan.kernels)
     tell(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
     return int(not (exact or (sums and worst <= FAR)))

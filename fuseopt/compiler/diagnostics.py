@@ -71,7 +71,7 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
 
 def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
     """Report that a step runs in eager: once for each optimizer and reason."""
-    if optimizer in session.apart or session.eager.get(optimizer) == why:
+    if optimizer in session.isolated or session.eager.get(optimizer) == why:
         return  # a shadow: the optimizer itself is reported
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
@@ -132,9 +132,9 @@ def odd_gradient(p: torch.Tensor) -> bool:
     return p.grad is not None and p.grad.dtype != p.dtype
 
 
-def _apart(optimizer: torch.optim.Optimizer) -> bool:
+def _is_isolated(optimizer: torch.optim.Optimizer) -> bool:
     """Did fuseopt.compile compile its step?"""
-    return optimizer in session.apart or hasattr(optimizer.step, COMPILED)
+    return optimizer in session.isolated or hasattr(optimizer.step, COMPILED)
 
 
 def tell_of_limit(
@@ -147,7 +147,7 @@ def tell_of_limit(
     limit = "torch hit its recompile limit for {}, and runs in eager "
     if optimizer is None:
         what, why = function, "any call that does not match a compilation."
-    elif _apart(optimizer) or optimizer in session.bound:
+    elif _is_isolated(optimizer) or optimizer in session.bound:
         what = f"the step of one {type(optimizer).__name__}"
         why = (
             "any call that does not match a compilation. Dynamo traces it "
@@ -174,7 +174,7 @@ def tell_of_graph_break(
 ) -> None:
     """Warn that Dynamo breaks the graph of a step."""
     session.cut.add(optimizer)
-    if _apart(optimizer):
+    if _is_isolated(optimizer):
         then = (
             "fuseopt compiles the code before and after it separately, but not a loop "
             "around it."
@@ -197,7 +197,7 @@ def tell_of_failure(
     function: str, reason: str, optimizer: torch.optim.Optimizer | None
 ) -> None:
     """Warn that Dynamo itself fails on code, which runs in eager."""
-    if optimizer is not None and optimizer in session.apart:
+    if optimizer is not None and optimizer in session.isolated:
         return  # a shadow: fuseopt tries the optimizer itself next
     what = function if optimizer is None else f"{type(optimizer).__name__}: {function}"
     why = f"Dynamo fails on it: {reason}"

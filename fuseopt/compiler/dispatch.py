@@ -24,9 +24,9 @@ from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
 from .diagnostics import tell_of_lacks, tell_of_step
+from .inner_tensors import InnerTensorGraph, holds_wrappers
 from .partition import Part, decide, join
 from .report import PartReport, Report
-from .see_through import SeenThrough, holds_wrappers
 from .session import session
 from .timing import Clock
 
@@ -108,7 +108,7 @@ def _update(
     try:
         if holds_wrappers(gm, args):
             within = functools.partial(_update, config=config, parts=parts)
-            return SeenThrough(gm, args, within, refused)
+            return InnerTensorGraph(gm, args, within, refused)
         plan = pipeline.replanner(gm, config, tell, clock)
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
@@ -138,7 +138,7 @@ class EagerCalls:
         self.gm = gm
         self.config = config
         self.tell = tell
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
         """Do nothing: a plan follows every change."""
@@ -153,8 +153,8 @@ class EagerCalls:
         _warn_of(error, self.config)
         where = _elsewhere(self.config, str(error), eager=True)
         text = f"A call runs in {where}: {error}"
-        if text not in self.told:  # many calls may have the same reason
-            self.told.add(text)
+        if text not in self.reported:  # many calls may have the same reason
+            self.reported.add(text)
             self.tell(Report(fallback=text))
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:

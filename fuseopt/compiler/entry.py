@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-    from ..compat import Asked, BoundSteps, Window
+    from ..compat import BoundSteps, CompileArguments, Window
 
 
 class Backend:
@@ -28,7 +28,9 @@ class Backend:
         #: takes bound steps; None until `attach`
         self.bound_steps: BoundSteps | None = None
         #: compiles the bound step of an optimizer, see `take_bound_steps`
-        self.take: Callable[[Any, torch.optim.Optimizer, Asked], Any] | None = None
+        self.take: (
+            Callable[[Any, torch.optim.Optimizer, CompileArguments], Any] | None
+        ) = None
 
     def __call__(
         self,
@@ -79,7 +81,7 @@ _attaching = threading.RLock()
 
 
 def take_bound_steps(
-    take: Callable[[Any, torch.optim.Optimizer, Asked], Any],
+    take: Callable[[Any, torch.optim.Optimizer, CompileArguments], Any],
 ) -> None:
     """Register `take(step, optimizer, asked)` for `torch.compile(optimizer.step)`.
 
@@ -116,18 +118,18 @@ def resume() -> None:
 
 def _attached() -> Window:
     from .. import compat
-    from . import told
+    from . import trace_warnings
 
     compat.patches.serve(BACKEND, compat.HOOKS)
-    compat.watched.tell_of_break = told.of_graph_break
-    compat.watched.tell_of_limit = told.of_limit
-    compat.watched.tell_of_failure = told.of_failure
-    compat.watched.tell_of_refusal = told.of_refusal
+    compat.watched.tell_of_break = trace_warnings.of_graph_break
+    compat.watched.tell_of_limit = trace_warnings.of_limit
+    compat.watched.tell_of_failure = trace_warnings.of_failure
+    compat.watched.tell_of_refusal = trace_warnings.of_refusal
     compat.Limits(BACKEND).listen()
-    refuse = functools.partial(told.refuse_untraceable, BACKEND)
-    window = compat.Window(BACKEND, refuse, told.kept_from_dynamo)
+    refuse = functools.partial(trace_warnings.refuse_untraceable, BACKEND)
+    window = compat.Window(BACKEND, refuse, trace_warnings.kept_from_dynamo)
     BACKEND.bound_steps = compat.BoundSteps(
-        BACKEND, _take_bound_step, told.left, lambda: window
+        BACKEND, _take_bound_step, trace_warnings.of_bound_step, lambda: window
     )
     compat.watched.ask = window.ask
     BACKEND.window = window
@@ -147,7 +149,7 @@ def refuse_module() -> NoReturn:
 
 
 def _take_bound_step(
-    function: Any, optimizer: torch.optim.Optimizer, asked: Asked
+    function: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments
 ) -> Any:
     take = BACKEND.take
     return None if take is None else take(function, optimizer, asked)

@@ -78,7 +78,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFusion:
     """Describes two calls that were not fused."""
 
     producer: str
@@ -161,12 +161,12 @@ def _launches(report: Any) -> list[Launch]:
     return launches
 
 
-def _refused(report: Any) -> list[Refused]:
+def _refused(report: Any) -> list[RefusedFusion]:
     refused = []
     for r in report.not_fused:
         why, advice = ADVICE.get(r.code, UNKNOWN)
         row = r.producer, r.consumer, r.code, r.seen, r.line, why, advice
-        refused.append(Refused(*row))
+        refused.append(RefusedFusion(*row))
     return refused
 
 

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..capture.fx.given_memory import gives_memory
 from ..capture.fx.inputs import attribute
+from ..capture.fx.reassigned_memory import gives_memory
 from ..compat import GRAD_SWITCH, HIGHER_ORDER, name_of, written
 
 Side = Literal["before", "update", "after"]

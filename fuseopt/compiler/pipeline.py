@@ -28,7 +28,7 @@ from ..ir.graph import Schedule
 from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
 from ..runtime.cpp.table import CppTable, TableFactory
-from ..runtime.executor import Direct, Executor, Program
+from ..runtime.executor import DirectExecutor, Executor, Program
 from ..runtime.guards.library import HELPER
 from ..runtime.plan import Built, Plan
 from ..runtime.tables.host_numbers import CPU, place_of
@@ -351,13 +351,13 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
     """
     if not config.cudagraphs:
         report.cudagraph = "off: cudagraphs=False"
-        return Direct()
+        return DirectExecutor()
     required = config.cudagraphs == "require"
     if not required and all(x.split(":")[0] == CPU for x in lowered.places.values()):
-        return Direct()
+        return DirectExecutor()
     if config.cudagraphs == "auto" and not _has_many_launches(lowered):
         report.cudagraph = "off: a replay takes as long as the one launch it stands for"
-        return Direct()
+        return DirectExecutor()
     from ..runtime.cudagraphs import Replays
 
     def tell(state: str) -> None:

@@ -225,7 +225,7 @@ class Report:
         texts = [self._title()]
         if not self.fallback:
             texts += [_line(cells) for cells in _rows(self.kernels)]
-        texts += self._told()
+        texts += self._part_sentences()
         if self.seconds and not self.fallback:
             texts.append(self._laps())
         return "\n".join(line for text in texts for line in wrapped(text, width))
@@ -250,7 +250,7 @@ class Report:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
-        sentences = self._told()
+        sentences = self._part_sentences()
         if self.fallback:
             yield Text("\n".join([self._title(), *sentences]))
             return
@@ -275,7 +275,7 @@ class Report:
         laps = ", ".join(f"{name} {s:.3f}" for name, s in self.seconds.items())
         return f"seconds: {laps}"
 
-    def _told(self) -> list[str]:
+    def _part_sentences(self) -> list[str]:
         """Return lines of text on everything except the kernels."""
         sentences = [f"{p.what}: {p.where} ({p.why})" for p in self.parts]
         sentences += [f"the graph ends at {line}" for line in self.cuts]

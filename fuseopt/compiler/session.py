@@ -38,7 +38,7 @@ class Session:
         #: optimizers whose `step` the user passed to torch.compile for fuseopt
         self.bound: weakref.WeakSet[Any] = weakref.WeakSet()
         #: shadows of optimizers whose steps are compiled separately
-        self.apart: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.isolated: weakref.WeakSet[Any] = weakref.WeakSet()
         #: those among them whose tensors have no memory, each with a function that
         #: allocates memory while Dynamo traces
         self.hollow: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = (

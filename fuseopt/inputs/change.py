@@ -20,7 +20,7 @@ class Change(enum.Enum):
     | STRUCTURE | anything else | fuseopt rehearses, traces or compiles the step again |
 
     Addresses, the presence of gradients and changed layouts are not here. The records
-    of lanes (`look.py`) and of tensors (`runtime/guards/tensors.py`) hold them.
+    of lanes (`lane_matcher.py`) and of tensors (`runtime/guards/tensors.py`) hold them.
     """
 
     SAME = 0

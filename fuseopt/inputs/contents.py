@@ -16,7 +16,7 @@ from operator import is_, is_not
 from typing import Any
 
 from .. import compat
-from ..runtime.guards.library import Held
+from ..runtime.guards.library import ContainerRecord
 from ..runtime.guards.tensors import address
 from .change import SAME, Change, Difference
 
@@ -81,7 +81,7 @@ class Contents:
         #: the same comparison in C, from the second comparison on
         self._in_c: Callable[[], int] | None = None
         #: the record for the compiled helper, once `fill` has written it
-        self.struct: Held | None = None
+        self.struct: ContainerRecord | None = None
         self._arrays: list[array[int]] = []
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
@@ -133,7 +133,7 @@ class Contents:
             for i in changed:
                 self._arrays[-1][i] = id(cells[i])
 
-    def fill(self, struct: Held) -> bool:
+    def fill(self, struct: ContainerRecord) -> bool:
         """Write the record to a struct for the compiled helper.
 
         The struct holds addresses, and this object keeps their targets alive. Returns
@@ -164,7 +164,7 @@ class Contents:
         if helper is None:
             return None
         before, self._compared = self._compared, True
-        struct = Held()
+        struct = ContainerRecord()
         if before and self.fill(struct):
             call = helper.fuseopt_holds
             call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .. import compat
-from ..runtime.guards.library import Held, Lanes
+from ..runtime.guards.library import ContainerRecord, LaneRecord
 from ..runtime.guards.tensors import TensorGuard, address
-from .given import PendingGradients
+from .pending_gradients import PendingGradients
 
 #: Dicts whose entries the helper may iterate over.
 DICTS = (dict, collections.defaultdict)
@@ -72,7 +72,7 @@ class LaneGuard:
         kinds: tuple[type, type],
         lists: Sequence[Sequence[Any]],
         state: dict[Any, Any],
-        rest: Held,
+        rest: ContainerRecord,
         may_lack: bytes | None = None,
         counted: Sequence[Sequence[str]] | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class LaneGuard:
         asked = compat.requires_grad_function(params)
         plain = all(type(p) in kinds for p in params)
         self._n = len(params)
-        struct = self._struct = Lanes(
+        struct = self._struct = LaneRecord(
             n=self._n,
             lists=len(sizes),
             entries=len(state),

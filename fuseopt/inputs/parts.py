@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..runtime.guards.library import Parts
+from ..runtime.guards.library import PartRecord
 from ..runtime.guards.tensors import TensorGuard, address
 from .change import Change
 from .contents import Contents
@@ -30,7 +30,7 @@ _VERSION = attrgetter("_version")
 OTHER, GRADIENTS, UNASKED = 1, 2, 3
 
 
-class Watch:
+class DTensorRecord:
     """A record of the contents of an optimizer and of its DTensors.
 
     `pairs`: the optimizer's attributes and each of its groups, each with that of the
@@ -170,7 +170,7 @@ class PartGuard:
         self._keep = wholes, locals_, specs, heres, held, kinds
         at = array("Q", bytes(16 * (len(wholes) - n)))
         self._arrays = lists, flags, tensors, grads, at
-        struct = self._struct = Parts(
+        struct = self._struct = PartRecord(
             n=n,
             all=len(wholes),
             flags=address(flags),

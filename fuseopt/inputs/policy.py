@@ -31,7 +31,7 @@ def _unhandled(error: Exception, args: Sequence[Any]) -> bool:
     return False
 
 
-class Refusing:
+class RefusingPolicy:
     """Refuses calls that do not fit: raises LanesDiffer before any write.
 
     `shared`: the reason for tensors that share memory in a new way. `changed`: called

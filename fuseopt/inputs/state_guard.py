@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..compiler.tables import acts_when_copied
-from ..runtime.guards.library import Held
+from ..runtime.guards.library import ContainerRecord
 from .change import SAME, Change, Difference
 from .contents import Contents, containers_within, moves
 from .keys import OddValue
@@ -47,7 +47,7 @@ class StateGuard:
     def __init__(self) -> None:
         self.count = self.epoch = 0
         self.moved: set[Place] = set()
-        self.struct = Held()
+        self.struct = ContainerRecord()
         #: the attributes, the groups and their list; None without a record
         self._roots: list[Any] | None = None
         self._contents = Contents()

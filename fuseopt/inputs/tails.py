@@ -37,8 +37,8 @@ STRANGER = Difference(Change.STRUCTURE, "a parameter of no optimizer has a gradi
 RESCALED = Difference(Change.STRUCTURE, "the scaler is in another state")
 
 
-class Steady:
-    """The options of a call (see `asked_of`) and its `content` (see `TailInputs`).
+class TailRecord:
+    """The options of a call (see `asked_of`) and its `tail_inputs` (see `TailInputs`).
 
     `strangers`: parameters without an optimizer, whose gradients are None.
     """
@@ -47,12 +47,12 @@ class Steady:
         self,
         asked: list[Any],
         average: bool,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         params: Sequence[Any],
         strangers: Sequence[Any],
     ) -> None:
         self.average = average
-        self.content = content
+        self.tail_inputs = tail_inputs
         self.params = params
         self.strangers = strangers
         self._asked = asked
@@ -72,7 +72,7 @@ class Steady:
             return DISTURBED
         if self.strangers and any(p.grad is not None for p in self.strangers):
             return STRANGER
-        scale, scaler = self.content["scale"], tail.scaler
+        scale, scaler = self.tail_inputs["scale"], tail.scaler
         if scale is None:
             same = scaler is None or not scaler.is_enabled()
         else:
@@ -104,10 +104,10 @@ def steps_of(optimizer: Optimizer) -> tuple[Any, Any]:
     return vars(optimizer).get("step"), type(optimizer).step
 
 
-def may_last(content: Mapping[str, Any], options: Iterable[Any]) -> bool:
+def may_last(tail_inputs: Mapping[str, Any], options: Iterable[Any]) -> bool:
     """Can the next call use the same content while its options are the same objects?"""
-    needs_update = content["models"] or content["objects"]
-    if needs_update or any(found is not None for found in content["founds"]):
+    needs_update = tail_inputs["models"] or tail_inputs["objects"]
+    if needs_update or any(found is not None for found in tail_inputs["founds"]):
         return False
     return not any(
         _may_change(y) for x in options for y in (x if isinstance(x, tuple) else (x,))
@@ -119,7 +119,7 @@ def _may_change(option: Any) -> bool:
     if isinstance(option, torch.Tensor):
         return (
             option.dim() > 0
-        )  # `content` has a view, which does not follow a new storage
+        )  # `tail_inputs` has a view, which does not follow a new storage
     if isinstance(option, Number):
         return False
     return isinstance(option, list) or hasattr(type(option), "__float__")

@@ -16,11 +16,11 @@ from ..compiler.entry import BACKEND, resume
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..storage.rule import Rule
-from ..storage.step import Beside
+from ..storage.step import OtherPacked
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CompileOptions:
     """Options of fuseopt.config for a step, and other arguments of torch.compile.
 
     `storage`: the rule that packs the optimizer's state; `beside`: packed tensors
@@ -31,13 +31,13 @@ class Wanted:
     fullgraph: bool = False
     dynamic: bool | None = None
     storage: Rule | None = None
-    beside: Beside | None = None
+    beside: OtherPacked | None = None
 
 
 class Compilations:
     """Functions that Dynamo compiled for one owner, and their Reports.
 
-    `told`: the Reports; other code may add to it. At the end of this object, or in
+    `reports`: the Reports; other code may add to it. At the end of this object, or in
     `forget`, Dynamo releases all functions.
     """
 
@@ -45,22 +45,22 @@ class Compilations:
         session.collect()
         #: (code objects, backend) of each function passed to Dynamo
         self.known: list[tuple[list[types.CodeType], Any]] = []
-        self.fakes = compat.Fakes()
-        self.told: list[Report] = []
+        self.fakes = compat.TraceFakes()
+        self.reports: list[Report] = []
         # the garbage collector ends owners without a call of `forget`
-        records = self.known, self.fakes, self.told
+        records = self.known, self.fakes, self.reports
         weakref.finalize(self, _forget, *records).atexit = False
 
     def forget(self) -> None:
         """Make Dynamo release all functions, and retire the Reports."""
-        _forget(self.known, self.fakes, self.told)
+        _forget(self.known, self.fakes, self.reports)
 
     def compile(
         self, backend: Callable[..., Any], function: Any, **keywords: Any
     ) -> Callable[..., Any]:
         """Return `torch.compile(function, backend=backend, **keywords)`."""
         # Dynamo keeps a reference to each backend that it has received
-        fakes, reports = self.fakes, self.told
+        fakes, reports = self.fakes, self.reports
 
         def noting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             resume()
@@ -79,7 +79,7 @@ class Compilations:
 
 def _forget(
     compiled: list[tuple[list[types.CodeType], Any]],
-    fakes: compat.Fakes,
+    fakes: compat.TraceFakes,
     reports: list[Report],
 ) -> None:
     codes = [code for codes_of_one, _ in compiled for code in codes_of_one]

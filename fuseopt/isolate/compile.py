@@ -22,8 +22,8 @@ from ..config import of_mode, resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from ..storage.checkpoints import load_unpacked
 from ..storage.rule import Rule, rule_of
-from ..storage.step import Beside
-from .compilations import Wanted
+from ..storage.step import OtherPacked
+from .compilations import CompileOptions
 from .decorators import peel, rewrap
 from .isolated import OptimizerCompiler
 from .methods import HeldStep, Step
@@ -54,7 +54,7 @@ def compile_stored(
     optimizer: AnyOptimizer,
     options: Mapping[str, Any],
     rule: Rule | None,
-    beside: Beside | None = None,
+    beside: OtherPacked | None = None,
 ) -> AnyOptimizer:
     """Compile as `compile` does, with a rule that packs state.
 
@@ -78,7 +78,7 @@ def compile_stored(
     if reason:
         raise UnsupportedInput(reason)
     function_and_binding = _isolated(
-        optimizer, current, Wanted(options, storage=rule, beside=beside)
+        optimizer, current, CompileOptions(options, storage=rule, beside=beside)
     )
     if function_and_binding is None:
         raise UnsupportedInput(
@@ -100,10 +100,12 @@ def _loaded(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] 
 def keeps_packed(optimizer: Optimizer) -> bool:
     """Does an optimizer keep its state packed?"""
     isolated = getattr(optimizer.step, COMPILED, None)
-    return isinstance(isolated, OptimizerCompiler) and isolated.stored is not None
+    return isinstance(isolated, OptimizerCompiler) and isolated.packed_step is not None
 
 
-def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
+def compile_bound(
+    step: Any, optimizer: Optimizer, asked: compat.CompileArguments
+) -> Any:
     """Return the result of `torch.compile(optimizer.step, backend="fuseopt")`.
 
     It is a step, bound to the optimizer and compiled as by `compile`; the optimizer
@@ -118,7 +120,7 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
         return step
     if compat.disabled(optimizer):
         return None
-    wanted = Wanted(options, asked.fullgraph, asked.dynamic)
+    wanted = CompileOptions(options, asked.fullgraph, asked.dynamic)
     function_and_binding = _isolated(optimizer, step, wanted)
     if function_and_binding is None:
         return None
@@ -132,7 +134,7 @@ def compile_bound(step: Any, optimizer: Optimizer, asked: compat.Asked) -> Any:
 
 
 def _isolated(
-    optimizer: Optimizer, step: Any, wanted: Wanted
+    optimizer: Optimizer, step: Any, wanted: CompileOptions
 ) -> tuple[Any, bool] | None:
     """Return a step's decorated function, compiled in isolation, and whether to bind
     it.

@@ -22,20 +22,20 @@ from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
 from ..inputs.change import SAME
-from ..inputs.classes import Structure
+from ..inputs.structure_guard import StructureGuard
 from ..locks import new_rlock
 from ..replicate.driver import LedOptimizer
 from ..shadow.whole import WholeStep
 from ..shards.step import Shards
 from ..storage.rule import Rule
-from ..storage.step import Stored
+from ..storage.step import PackedStep
 from .arguments import Arguments
-from .compilations import Compilations, Wanted, released
+from .compilations import Compilations, CompileOptions, released
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once
-from .judged import Judged
 from .race import Race, asks_for_it, may_race
 from .retries import Retries
+from .soundness import SoundnessCheck
 from .unfused import Unfused
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
@@ -48,7 +48,9 @@ AGAIN = 2
 class OptimizerCompiler:
     """The innermost function of one optimizer's step, compiled for it alone."""
 
-    def __init__(self, optimizer: Optimizer, function: Any, wanted: Wanted) -> None:
+    def __init__(
+        self, optimizer: Optimizer, function: Any, wanted: CompileOptions
+    ) -> None:
         self.owner = weakref.ref(optimizer, released(self))
         self.function = function
         self.arguments = Arguments(function)
@@ -59,25 +61,25 @@ class OptimizerCompiler:
         #: the parameters without a gradient, for each trace of all lanes
         self.missing: set[tuple[bool, ...]] = set()
         #: classes, state and groups in the last call
-        self.structure = Structure()
+        self.structure = StructureGuard()
         # by the places of functions among a call's arguments: Dynamo does not detect
         # that a function is None in another call
         self.compiled: dict[tuple[int | str, ...], Callable[..., Any]] = {}
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.compilations = Compilations()
-        self.representatives = self._new_led()
+        self.leader = self._new_led()
         self.whole = WholeStep(function)
         self.shards = self._new_shards()
         #: the step of an optimizer with packed state
-        self.stored: Stored | None = None
+        self.packed_step: PackedStep | None = None
         self.store(wanted.storage)
         self.unfused = Unfused()  # for a step with a closure
         #: None once the compiled step has won
         self.race = self._raced()
         #: the number of retraces that a step with a graph break has left
         self.again = AGAIN
-        self.judged = Judged()
+        self.judged = SoundnessCheck()
         #: for a step that has hit Dynamo's recompile limit
         self.retries = Retries()
         #: the step that did a deferred clip, if there was one
@@ -90,38 +92,38 @@ class OptimizerCompiler:
 
     def _release_compiled(self) -> None:
         self.compiled.clear()
-        self.representatives.release()
+        self.leader.release()
         self.whole.release()
         self.shards.release()
         self.unfused.release()
-        if self.stored is not None:
-            self.stored.release()
+        if self.packed_step is not None:
+            self.packed_step.release()
         self.compilations.forget()
 
     def forget(self) -> None:
         """Drop all compiled code, and start again."""
         self._release_compiled()
-        live = self.representatives.pending.live
-        self.representatives = self._new_led()
-        self.representatives.pending.live = live
+        live = self.leader.pending.live
+        self.leader = self._new_led()
+        self.leader.pending.live = live
         self.missing.clear()
         self.whole = WholeStep(self.function)
         self.shards = self._new_shards()
-        if self.stored is not None:
-            self.stored.start_anew(self.options)
+        if self.packed_step is not None:
+            self.packed_step.start_anew(self.options)
         self.race = self._raced()
         self.again = AGAIN
         self.retries = Retries()
 
     def _new_led(self) -> LedOptimizer:
-        return LedOptimizer(self.function, self.options, self.compilations.told)
+        return LedOptimizer(self.function, self.options, self.compilations.reports)
 
     def _new_shards(self) -> Shards:
-        return Shards(self.function, self.options, self.compilations.told)
+        return Shards(self.function, self.options, self.compilations.reports)
 
     def _raced(self) -> Race | None:
         # fullgraph=True rules out an eager step; with packed state it is slow
-        may = not self.wanted.fullgraph and self.stored is None
+        may = not self.wanted.fullgraph and self.packed_step is None
         return Race() if may and asks_for_it(resolve(None, self.options)) else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
@@ -133,16 +135,16 @@ class OptimizerCompiler:
 
     def store(self, rule: Rule | None) -> None:
         """Pack the optimizer's state by this rule; None: unpack it."""
-        optimizer, stored = self.owner(), self.stored
-        if optimizer is None or rule == (stored and stored.rule):
+        optimizer, packed_step = self.owner(), self.packed_step
+        if optimizer is None or rule == (packed_step and packed_step.rule):
             return
-        if stored is not None:
-            stored.end(optimizer)
-            stored.release()
-        self.stored = None
+        if packed_step is not None:
+            packed_step.end(optimizer)
+            packed_step.release()
+        self.packed_step = None
         if rule is not None:
-            common = self.function, self.options, self.compilations.told
-            self.stored = Stored(optimizer, *common, rule, self.wanted.beside)
+            common = self.function, self.options, self.compilations.reports
+            self.packed_step = PackedStep(optimizer, *common, rule, self.wanted.beside)
 
     def entry(self) -> tuple[Any, Any]:
         """Return the replacement of the original function, and a direct form of it.
@@ -158,8 +160,8 @@ class OptimizerCompiler:
             given = args[0] if args else None
             groups: Any = getattr(given, "param_groups", None)
             odd = type(groups) is not list or {*map(type, map(PARAMS, groups))} - LISTS
-            if odd and isinstance(given, Optimizer) and (why := read_once(given)):
-                return self._left(given, args, kwargs, why)
+            if odd and isinstance(given, Optimizer) and (refusal := read_once(given)):
+                return self._left(given, args, kwargs, refusal)
             if session.deferred and self._clips(len(args) == 1 and not kwargs):
                 return None
             if self.race is None:
@@ -184,13 +186,13 @@ class OptimizerCompiler:
                 self.forget()
             self.structure.take(optimizer)
 
-    def led(self, apart: Callable[[], None], kept: int) -> str | None:
+    def led(self, bucket_proof: Callable[[], None], kept: int) -> str | None:
         """Do one step, led by models however few lanes there are.
 
         Returns None, or the reason why nothing was done: "" if the stance forbids
-        compiled code. Each rehearsal calls `apart()`, which raises LanesDiffer if lanes
-        must not step a few at a time. `kept`: the number of sets of lanes with programs
-        to keep.
+        compiled code. Each rehearsal calls `bucket_proof()`, which raises LanesDiffer
+        if lanes must not step a few at a time. `kept`: the number of sets of lanes with
+        programs to keep.
         """
         optimizer = self.owner()
         assert optimizer is not None
@@ -198,16 +200,21 @@ class OptimizerCompiler:
             return ""
         with self.lock:
             self.follow(optimizer)
-            few = self.representatives
-            few.force_lanes, few.apart, few.kept, few.recent.apart = (
+            leader = self.leader
+            (
+                leader.force_lanes,
+                leader.bucket_proof,
+                leader.kept,
+                leader.recent.params_differ,
+            ) = (
                 True,
-                apart,
+                bucket_proof,
                 kept,
                 True,
             )
-            if few.why or few.step(optimizer, self.lead):
-                return few.why or None
-            return few.why
+            if leader.refusal or leader.step(optimizer, self.lead):
+                return leader.refusal or None
+            return leader.refusal
 
     def _race(self, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do one step: in the faster way, or in the one to be timed."""
@@ -223,7 +230,7 @@ class OptimizerCompiler:
             if self.race is None:
                 return self.run(args, kwargs)
             race = self.race
-        reports = self.compilations.told
+        reports = self.compilations.reports
         result = race.step(
             lambda: self.run(args, kwargs),
             lambda: self.function(*args),
@@ -255,26 +262,32 @@ class OptimizerCompiler:
                 if not self._clips(alone=True):
                     self.run(args[:1], {})
                 return result
-        if self.stored is not None:
-            why: str | None = "" if alone else "its step is given arguments"
+        if self.packed_step is not None:
+            refusal: str | None = "" if alone else "its step is given arguments"
             if alone and traces:
                 with self.lock:
-                    why = self.stored.step(optimizer, self.lead)
-            return None if why is None else self._left(optimizer, args, kwargs, why)
+                    refusal = self.packed_step.step(optimizer, self.lead)
+            return (
+                None
+                if refusal is None
+                else self._left(optimizer, args, kwargs, refusal)
+            )
         if alone and traces:
             with self.lock:
-                few, whole = self.representatives, self.whole
+                leader, whole = self.leader, self.whole
                 if not self.shards.plain and self.shards.wants(optimizer):
                     return self._on_shards(optimizer)
-                led = few.wants(optimizer)
-                if led and few.step(optimizer, self.lead):
+                led = leader.wants(optimizer)
+                if led and leader.step(optimizer, self.lead):
                     return None
                 # the user may have replaced a plain parameter by a DTensor
-                if (few.why or not led) and self.shards.wants(optimizer, anew=True):
+                if (leader.refusal or not led) and self.shards.wants(
+                    optimizer, anew=True
+                ):
                     return self._on_shards(optimizer)
-                if whole.limited and self.retries.due(len(self.compilations.told)):
+                if whole.limited and self.retries.due(len(self.compilations.reports)):
                     whole = self.whole = WholeStep(self.function)
-                if not (whole.why and whole.keeps_out(optimizer)):
+                if not (whole.refusal and whole.keeps_out(optimizer)):
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
@@ -285,41 +298,45 @@ class OptimizerCompiler:
         optimizer: Optimizer,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        why: str,
+        refusal: str,
     ) -> Any:
         """Run a step in eager, and report the reason unless it is ""."""
-        if why and resolve(None, self.options).fallback == "error":
+        if refusal and resolve(None, self.options).fallback == "error":
             raise CaptureError(
-                f"{type(optimizer).__name__}.step cannot be compiled: {why} "
+                f"{type(optimizer).__name__}.step cannot be compiled: {refusal} "
                 "(options={'fallback': 'error'} was given)"
             )
-        if why:
-            tell_of_step(optimizer, why)
-        if self.stored is None:
+        if refusal:
+            tell_of_step(optimizer, refusal)
+        if self.packed_step is None:
             return self.function(*args, **kwargs)
         with self.lock:
-            return self.stored.in_eager(args, kwargs)
+            return self.packed_step.in_eager(args, kwargs)
 
     def _on_shards(self, optimizer: Optimizer) -> Any:
         shards, whole = self.shards, self.whole
-        done, why = shards.step(optimizer, self.lead)
+        done, refusal = shards.step(optimizer, self.lead)
         if done:
             return None
-        kept_out = whole.why and whole.keeps_out(optimizer)
-        if why and shards.treats_tensors_alone and not kept_out:
+        kept_out = whole.refusal and whole.keeps_out(optimizer)
+        if refusal and shards.treats_tensors_alone and not kept_out:
             # DTensor itself decides the work on parts and the communication
-            backend = functools.partial(self._whole, why)
+            backend = functools.partial(self._whole, refusal)
             done, result = whole.step(optimizer, backend, self._all)
             if done:
                 return result
-        if why and whole.why and shards.treats_tensors_alone:
-            why = f"{why}; Dynamo cannot trace all lanes either: {whole.why}"
-        return self._eager((optimizer,), {}, why)
+        if refusal and whole.refusal and shards.treats_tensors_alone:
+            refusal = (
+                f"{refusal}; Dynamo cannot trace all lanes either: {whole.refusal}"
+            )
+        return self._eager((optimizer,), {}, refusal)
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+    def _eager(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
+    ) -> Any:
         """Run a step of DTensors in eager, and report the reason."""
-        why = why and f"its parameters are DTensors, and {why}"
-        return self._left(args[0], args, kwargs, why)
+        refusal = refusal and f"its parameters are DTensors, and {refusal}"
+        return self._left(args[0], args, kwargs, refusal)
 
     def _traced_directly(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -370,17 +387,17 @@ class OptimizerCompiler:
                 self.compiled.clear()
                 compat.settle_interrupted()
 
-    def _whole(self, why: str = "") -> Callable[..., Any]:
+    def _whole(self, refusal: str = "") -> Callable[..., Any]:
         """Return the backend of a step that is traced whole; Reports get the reason."""
-        why = why or self.representatives.why
-        if not why:
+        refusal = refusal or self.leader.refusal
+        if not refusal:
             return BACKEND
 
         def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
             n_reports = len(session.reports)
             compiled = BACKEND(gm, example_inputs, **keywords)
             for report in session.reports[n_reports:]:
-                report.traced = f"all lanes, since {why}"
+                report.traced = f"all lanes, since {refusal}"
             return compiled
 
         whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
@@ -421,11 +438,11 @@ class OptimizerCompiler:
     def _note_gradients(self) -> None:
         """Record the missing gradients during a trace."""
         optimizer = self.owner()
-        if optimizer is not None and not self.representatives.under_way:
+        if optimizer is not None and not self.leader.under_way:
             params = [p for group in optimizer.param_groups for p in group["params"]]
             self.missing.add(tuple([p.grad is None for p in params]))
             if len(self.missing) > 1:
-                self.representatives.want()
+                self.leader.want()
 
     def _outside(self, place: int | str, value: Any) -> Any:
         """Wrap a function, such as a closure: it runs in eager, without new traces."""

@@ -47,25 +47,25 @@ def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
             f"{type(optimizer).__name__} whose step is not compiled. Call "
             "fuseopt.compile(optimizer) first"
         )
-    if isolated.stored is not None or isolated.shards.wants(optimizer, anew=True):
+    if isolated.packed_step is not None or isolated.shards.wants(optimizer, anew=True):
         raise UnsupportedInput(
             "fuseopt.refresh takes no optimizer of packed state or of DTensors. "
             "Capture its step without fuseopt.refresh"
         )
-    why = "the stance of torch.compile lets no compiled code run"
+    refusal = "the stance of torch.compile lets no compiled code run"
     with isolated.lock, torch.no_grad():
         isolated.follow(optimizer)
-        isolated.race, few = None, isolated.representatives
-        if anew and few.pending.live is not None:
-            few.pending.live.forget()
-        few.want()
-        if compat.stance() in TRACES and few.wants(optimizer):
-            with few.pending.without_launches():
-                if few.step(optimizer, isolated.lead):
+        isolated.race, leader = None, isolated.leader
+        if anew and leader.pending.live is not None:
+            leader.pending.live.forget()
+        leader.want()
+        if compat.stance() in TRACES and leader.wants(optimizer):
+            with leader.pending.without_launches():
+                if leader.step(optimizer, isolated.lead):
                     return
-        why = few.why or why
-    if why:
+        refusal = leader.refusal or refusal
+    if refusal:
         raise LaunchError(
-            f"fuseopt.refresh cannot follow {type(optimizer).__name__}.step: {why}. "
-            "Capture it without fuseopt.refresh"
+            f"fuseopt.refresh cannot follow {type(optimizer).__name__}.step: "
+            f"{refusal}. Capture it without fuseopt.refresh"
         )

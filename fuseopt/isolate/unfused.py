@@ -46,7 +46,7 @@ class Unfused:
                     group.update(before)
         shadow.clean = False
         try:
-            return shadow.translated(compiled(shadow.itself, *args[1:], **kwargs))
+            return shadow.translated(compiled(shadow.stand_in, *args[1:], **kwargs))
         finally:
             write(shadow.writes())
             shadow.settle()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .homes import Here, OnCPU
+from .homes import CPUHome, InPlaceHome
 from .optimizer import MasterOptimizer, listed_groups
 
 
@@ -27,5 +27,5 @@ class CPUOffloadOptimizer(MasterOptimizer):
         groups = listed_groups(params)
         every: list[torch.Tensor] = [p for group in groups for p in group["params"]]
         here = all(p.device.type == "cpu" for p in every)
-        home = Here() if here else OnCPU()
+        home = InPlaceHome() if here else CPUHome()
         super().__init__(groups, optimizer_class, home=home, **options)

@@ -34,7 +34,7 @@ class Home(Protocol):
         """Copy the parameters to the weights."""
 
 
-class Here:
+class InPlaceHome:
     """Step parameters where they lie."""
 
     def weights_of(self, params: Tensors) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ class _Pair(NamedTuple):
     gradient: torch.Tensor
 
 
-class OnCPU:
+class CPUHome:
     """Step weights in pinned CPU memory; parameters lie on an accelerator.
 
     A gradient is copied when the backward has accumulated it, on a side stream. A
@@ -153,7 +153,7 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _hook(param: Any, number: int, home: OnCPU) -> Any:
+def _hook(param: Any, number: int, home: CPUHome) -> Any:
     """Copy each new gradient of a parameter while its home exists."""
     itself = weakref.ref(home)
 

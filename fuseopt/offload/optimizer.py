@@ -16,7 +16,7 @@ from ..isolate.compile import compile_stored
 from ..locks import new_rlock
 from ..runtime.undo import at_once
 from ..storage.rule import Rule, rule_of
-from .homes import Here, Home
+from .homes import Home, InPlaceHome
 from .masters import Master, Masters
 
 #: Key of a parameter's master in a state dict.
@@ -53,7 +53,7 @@ class MasterOptimizer(Optimizer):
         resolve(None, options)
         rule = Rule() if storage is None else rule_of(storage)
         self._lock = new_rlock()
-        self._home = Here() if home is None else home
+        self._home = InPlaceHome() if home is None else home
         self._masters = Masters(master)
         groups = listed_groups(params)
         self._lists = [group["params"] for group in groups]

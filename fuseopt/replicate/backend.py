@@ -18,7 +18,7 @@ from .task import Owner, Task
 from .traces import Trace
 
 
-class Traced(Owner, Protocol):
+class TracedOwner(Owner, Protocol):
     """An Owner whose models Dynamo traces."""
 
     trace: Trace | None
@@ -35,13 +35,13 @@ def check_update(gm: GraphModule, args: Sequence[Any]) -> None:
         raise LanesDiffer(f"its graph is more than an update: {decision.why}")
 
 
-class Chosen(LanesDiffer):
+class BranchesOnState(LanesDiffer):
     """The step branches on a number of a lane, so such lanes are of different kinds."""
 
     constants_help = False
 
 
-def backend_of(traced: Traced) -> Callable[..., Any]:
+def backend_of(traced: TracedOwner) -> Callable[..., Any]:
     """Return a backend for Dynamo that adds a LedStep for each graph to the trace."""
     # Dynamo keeps a reference to each backend that it has received
     owner = weakref.ref(traced)
@@ -54,7 +54,7 @@ def backend_of(traced: Traced) -> Callable[..., Any]:
         if len(traced.trace.steps) >= PATIENCE:
             raise LanesDiffer("Dynamo traces its step too often")
         if not compat.stay_symbolic(gm, frozenset(traced.models.counted)):
-            raise Chosen("it branches on a number in its state")
+            raise BranchesOnState("it branches on a number in its state")
         check_update(gm, args)
         traced.call.compiled_nothing = False
         step = LedStep(traced, traced.task, gm)

@@ -28,10 +28,10 @@ from ..compiler.report import Report
 from ..config import resolve
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..handlers import reraise
-from ..inputs.given import PartMismatch, PendingGradients
 from ..inputs.keys import LanesDiffer
+from ..inputs.lane_matcher import CallTensors, RecentLanes
 from ..inputs.lanes import Lanes
-from ..inputs.look import Found, Recent
+from ..inputs.pending_gradients import PartMismatch, PendingGradients
 from ..inputs.policy import LanesChanged
 from ..inputs.presence import with_these_gradients
 from ..inputs.state_guard import StateGuard
@@ -40,22 +40,22 @@ from ..shadow.hindrance import LASTING, hindrance_of
 from ..shadow.optimizer import Shadow, Write
 from ..shadow.whole import NotTraced
 from ..uniformity import Proof, prove
-from .around import StepWrapper
-from .aside import NO_ASIDE, StaleTailInputs, TailArguments
 from .backend import backend_of
 from .first_state import first_state, with_state
 from .models import Models
 from .packed import Packing
-from .source import Call
+from .source import StepCall
 from .step import KEPT, RetraceFewerModels
+from .step_wrapper import StepWrapper
+from .tail_arguments import NO_TAIL_ARGUMENTS, StaleTailInputs, TailArguments
 from .task import Task
 from .traces import Trace, choose, present
 from .worth import UNLIKE, check_alike, many_lanes
-from .writes import Gives, Writes
+from .writes import LaneNumbers, Writes
 
 log = logging.getLogger("fuseopt.replicate")
 
-NOTHING = Found([])
+NOTHING = CallTensors([])
 #: The number of attempts of one call if lanes differ from an assumption.
 TRIES = 4
 REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
@@ -64,62 +64,62 @@ REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
 class LedOptimizer:
     """The step of one optimizer, led by models of its lanes.
 
-    `why`: the reason why models no longer lead it, or "". `told`: the list to which its
-    Reports are added. `outward`: given if lanes are parts of tensors, which a step may
-    only treat element by element. It maps writes to the optimizer of the parts to all
-    writes. `around`: calls around the step, in the same launch; see there. `packing`:
-    the packed format of lanes.
+    `refusal`: the reason why models no longer lead it, or "". `reports`: the list to
+    which its Reports are added. `outward`: given if lanes are parts of tensors, which a
+    step may only treat element by element. It maps writes to the optimizer of the parts
+    to all writes. `wrapper`: calls around the step, in the same launch; see there.
+    `packing`: the packed format of lanes.
     """
 
     def __init__(
         self,
         function: Any,
         options: Mapping[str, Any],
-        told: list[Report],
+        reports: list[Report],
         outward: Callable[[list[Write]], list[Write]] | None = None,
-        around: StepWrapper | None = None,
+        wrapper: StepWrapper | None = None,
         packing: Packing | None = None,
     ) -> None:
         self.function = function
         self.options = dict(options)
         config = resolve(None, options)
-        self.why = "the option verify is on" if config.verify else ""
+        self.refusal = "the option verify is on" if config.verify else ""
         self.hindrance = LASTING
         #: True to lead the step even for few or unlike lanes
         self.force_lanes = False
         self.state_guard, self.pending = StateGuard(), Pending()
         self.outward = outward
-        self.apart: Callable[[], None] | None = None  # see Owner in step
+        self.bucket_proof: Callable[[], None] | None = None  # see Owner in step
         self.kept, parts = KEPT, outward is not None
-        common = function, config, self.state_guard, self.pending, told
-        self.task = Task(*common, parts, around, packing)
+        common = function, config, self.state_guard, self.pending, reports
+        self.task = Task(*common, parts, wrapper, packing)
         self.proof: Proof | None = None
         self.calls, self.proven = 0, -1  # the call that made the proof
         self.lanes: Lanes | None = None
-        self.recent = Recent()
+        self.recent = RecentLanes()
         self.models = self._new_models(0, False, False)
         self.traces: list[Trace] = []
         self.trace: Trace | None = None
         #: True if lanes with different step counts (or sizes) may have one model
         self.counters = True
-        self.ignore_sizes = around is None or not around.measures
+        self.ignore_sizes = wrapper is None or not wrapper.measures
         #: True if tracing creates state for lanes without state
         self.makes_state = False
         #: the last call, or the current one
-        self.call = Call(None, NOTHING, compiled_nothing=False)
+        self.call = StepCall(None, NOTHING, compiled_nothing=False)
         #: the graph that ran last
-        self.stepped: Gives | None = None
+        self.stepped: LaneNumbers | None = None
         # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         # the last call ended normally; the one before it compiled nothing
-        self._sound = True
+        self._completed = True
         self._steady = False
 
     def shadow_of_all(self) -> Any:
         """Return a shadow of the optimizer with all lanes, for a rehearsal."""
         every = Shadow(self.call.optimizer, follows=True)
         every.refresh(self.call.optimizer)
-        return every.itself
+        return every.stand_in
 
     def release(self) -> None:
         """Release everything, after the optimizer's end."""
@@ -127,10 +127,10 @@ class LedOptimizer:
 
     def wants(self, optimizer: Optimizer) -> bool:
         """May models lead the step of this optimizer?"""
-        if self.why and not self.hindrance.stands(optimizer):
-            self.why, self.hindrance = "", LASTING
+        if self.refusal and not self.hindrance.stands(optimizer):
+            self.refusal, self.hindrance = "", LASTING
         led = self.force_lanes or self.lanes is not None
-        return not self.why and (led or many_lanes(optimizer))
+        return not self.refusal and (led or many_lanes(optimizer))
 
     @property
     def under_way(self) -> bool:
@@ -142,8 +142,8 @@ class LedOptimizer:
         different lanes have gradients.
         """
         self.force_lanes = True
-        if self.why.endswith(UNLIKE):
-            self.why = ""
+        if self.refusal.endswith(UNLIKE):
+            self.refusal = ""
 
     # ---------------------------------------------------------------- a call
 
@@ -152,17 +152,19 @@ class LedOptimizer:
         optimizer: Optimizer,
         make: Callable[..., Callable[..., Any]],
         given: PendingGradients | None = None,
-        aside: TailArguments = NO_ASIDE,
+        tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
     ) -> bool:
-        """Do one step; return False, with `why`, if nothing was done.
+        """Do one step; return False, with `refusal`, if nothing was done.
 
         `make(backend)` compiles the step's function, or raises NotTraced if Dynamo
-        would run it uncompiled: nothing was done, and `why` is "". `given`: gradients
-        not yet assigned to parameters. PartMismatch: a parameter cannot have its
-        gradient; nothing was done.
+        would run it uncompiled: nothing was done, and `refusal` is "". `given`:
+        gradients not yet assigned to parameters. PartMismatch: a parameter cannot have
+        its gradient; nothing was done.
         """
         while True:
-            call = Call(optimizer, NOTHING, given=given, aside=aside)
+            call = StepCall(
+                optimizer, NOTHING, given=given, tail_arguments=tail_arguments
+            )
             try:
                 if self._attempt(call, make):
                     return True
@@ -177,12 +179,16 @@ class LedOptimizer:
                 self.counters, self.ignore_sizes = False, True
             else:
                 self._start_anew()
-                if self.counters and not self.why.endswith(UNLIKE):  # find the line
-                    self.why = prove(self.function, optimizer).why or self.why
-                log.info("%s is traced whole: %s", type(optimizer).__name__, self.why)
+                if self.counters and not self.refusal.endswith(UNLIKE):  # find the line
+                    self.refusal = (
+                        prove(self.function, optimizer).refusal or self.refusal
+                    )
+                log.info(
+                    "%s is traced whole: %s", type(optimizer).__name__, self.refusal
+                )
                 return False
             self._start_anew()
-            self.why = ""
+            self.refusal = ""
 
     def _pause(self, traced: bool) -> None:
         """Release all of the optimizer; `traced`: keep the traces."""
@@ -199,17 +205,17 @@ class LedOptimizer:
             self.models = self._new_models(0, False, False)
 
     def _new_models(self, groups: int, ignore_sizes: bool, counters: bool) -> Models:
-        around, packing = self.task.around, self.task.packing
-        columns = () if around is None else around.dtypes
+        wrapper, packing = self.task.wrapper, self.task.packing
+        columns = () if wrapper is None else wrapper.dtypes
         return Models(groups, ignore_sizes, counters, columns, packing)
 
-    def _attempt(self, call: Call, make: Callable[..., Callable[..., Any]]) -> bool:
-        """Do one step; return False, with `why`, if nothing was done."""
+    def _attempt(self, call: StepCall, make: Callable[..., Callable[..., Any]]) -> bool:
+        """Do one step; return False, with `refusal`, if nothing was done."""
         self.calls += 1
         compiled_nothing = self.call.compiled_nothing
-        if not self._sound:
+        if not self._completed:
             self._cut_off(self._steady and compiled_nothing)
-        self._steady, self._sound = compiled_nothing, False
+        self._steady, self._completed = compiled_nothing, False
         self.call = call
         try:
             for _ in range(TRIES):
@@ -219,7 +225,7 @@ class LedOptimizer:
                     else:
                         with collector_paused():
                             self._step(call, make)
-                    self._sound = True
+                    self._completed = True
                     return True
                 except RetraceFewerModels as error:
                     log.info("a led step is traced anew: %s", error)
@@ -236,13 +242,13 @@ class LedOptimizer:
                     self._survey(call, anew=True)
             raise LanesDiffer("its lanes change during the step")
         except (NotTraced, PartMismatch, StaleTailInputs):
-            self._sound = not call.entered
+            self._completed = not call.entered
             raise
         except REFUSALS as error:
             reraise(error)
             self.pending.check_unbegun(error)
-            self._sound = True  # a later call makes everything anew
-            self.why = str(error).partition("\n")[0]
+            self._completed = True  # a later call makes everything anew
+            self.refusal = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
                 self._pause(call.compiled_nothing)
@@ -252,9 +258,11 @@ class LedOptimizer:
             if lasting or call.entered:
                 raise
             # if the step itself raises this, the whole step raises it again
-            self._sound = True
+            self._completed = True
             reason = str(error).strip().partition("\n")[0]
-            self.why = f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
+            self.refusal = (
+                f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
+            )
         finally:
             # the next call reads `compiled_nothing` of this one; release the rest
             call.optimizer, call.found, call.given = None, NOTHING, None
@@ -274,12 +282,12 @@ class LedOptimizer:
         for trace in self.traces:
             trace.forget()
 
-    def _step(self, call: Call, make: Callable[..., Callable[..., Any]]) -> None:
+    def _step(self, call: StepCall, make: Callable[..., Callable[..., Any]]) -> None:
         optimizer = call.optimizer
         if self.proof is None:
             call.put_gradients()
             self.prove()
-        found, again = self._look(optimizer), call.aside.again
+        found, again = self._look(optimizer), call.tail_arguments.again
         if again is not None and (found is None or again is not self.lanes):
             raise StaleTailInputs
         if found is None:
@@ -300,14 +308,14 @@ class LedOptimizer:
             trace.compiled = make(backend_of(self))
         shadow.clean = False
         self.stepped = None
-        begun = self.pending.start(call.aside.ahead)
+        begun = self.pending.start(call.tail_arguments.launches_before)
         traced = len(trace.steps)
         try:
-            trace.compiled(shadow.itself)
+            trace.compiled(shadow.stand_in)
         finally:
             if self.models.filled:
                 self.models.empty()
-        if self.stepped is None and (self.task.around or self.task.packing):
+        if self.stepped is None and (self.task.wrapper or self.task.packing):
             raise LanesDiffer("fuseopt compiled no part of the step")
         if self._fresh or shadow.changed():
             call.put_gradients()
@@ -317,10 +325,10 @@ class LedOptimizer:
                 trace.check_counters(self.models, optimizer)
             if self.outward is not None:
                 writes = self.outward(writes)
-            if call.aside.flag is not None:
-                writes = [unless(call.aside.flag, writes)]
+            if call.tail_arguments.flag is not None:
+                writes = [unless(call.tail_arguments.flag, writes)]
             self.pending.finish(begun, writes)
-            if self.outward is None and call.aside.flag is None:
+            if self.outward is None and call.tail_arguments.flag is None:
                 shadow.settle(lanes=False)
         else:
             self.pending.finish(begun)
@@ -331,7 +339,7 @@ class LedOptimizer:
         """The models that Dynamo traces, by number."""
         return () if self.trace is None else self.trace.active
 
-    def _look(self, optimizer: Any) -> Found | None:
+    def _look(self, optimizer: Any) -> CallTensors | None:
         """Set `lanes` to matching recent ones; return their tensors, or None."""
         if self.recent.helper is None:
             self.recent.helper = self.helper
@@ -355,7 +363,7 @@ class LedOptimizer:
         """The library of the guards, once a graph's plan has it."""
         return self.trace.steps[-1].helper if self.trace and self.trace.steps else None
 
-    def _survey(self, call: Call, anew: bool = False) -> Found:
+    def _survey(self, call: StepCall, anew: bool = False) -> CallTensors:
         """Group all lanes into kinds; `anew`: do not reuse the last call's kinds."""
         optimizer = call.optimizer
         call.put_gradients()
@@ -366,7 +374,7 @@ class LedOptimizer:
             self.traces.clear()
             self.trace = None
         how = ignore_sizes, self.counters
-        known = None if anew or self.apart is not None else self.lanes
+        known = None if anew or self.bucket_proof is not None else self.lanes
         lanes = with_these_gradients(known, optimizer, *how)
         if lanes is not None and not (self.makes_state and lanes.unmade):
             found = self._taken(lanes, optimizer, young=True)
@@ -378,15 +386,17 @@ class LedOptimizer:
             return self._initialized(lanes)
         return self._known(lanes, optimizer)
 
-    def _known(self, lanes: Lanes, optimizer: Any) -> Found:
+    def _known(self, lanes: Lanes, optimizer: Any) -> CallTensors:
         """Record `lanes` as those of `optimizer`; return their tensors."""
         tensors = self._taken(lanes, optimizer)
         if tensors is None:
             raise LanesDiffer("optimizer state changed while lanes were being grouped")
         return tensors
 
-    def _taken(self, lanes: Lanes, optimizer: Any, young: bool = False) -> Found | None:
-        """Do the same as `_known`; None if state has changed. `young`: see Look."""
+    def _taken(
+        self, lanes: Lanes, optimizer: Any, young: bool = False
+    ) -> CallTensors | None:
+        """Do `_known`; None if state has changed. `young`: see LaneMatcher."""
         if not (self.force_lanes or self.task.parts):
             check_alike(lanes)
         self.models.take(lanes)
@@ -395,7 +405,7 @@ class LedOptimizer:
         tensors = self._look(optimizer)
         return tensors if self.lanes is lanes else None
 
-    def _initialized(self, lanes: Lanes) -> Found:
+    def _initialized(self, lanes: Lanes) -> CallTensors:
         """Create state as tracing does, for lanes with gradients but without state."""
         every = self.shadow_of_all()
         self._fresh = first_state(self.call.optimizer, every, lanes)
@@ -435,9 +445,9 @@ class LedOptimizer:
             optimizer = self.call.optimizer
             self.counters = self.counters and compat.can_stay_symbolic()
             proof = prove(self.function, optimizer, counters=self.counters)
-            if proof.why and self.counters and not self.models.params:
+            if proof.refusal and self.counters and not self.models.params:
                 proof = prove(self.function, optimizer)
-                self.counters = bool(proof.why)
+                self.counters = bool(proof.refusal)
             self.proof, self.proven = proof, self.calls
         self.allow(self.proof)
         return self.proof
@@ -445,6 +455,6 @@ class LedOptimizer:
     def allow(self, proof: Proof) -> None:
         """Raise LanesDiffer if a proof does not hold for these lanes."""
         reshaped = self.lanes is not None and self.lanes.reshaped()
-        why = proof.why_not(reshaped, self.task.parts)
-        if why:
-            raise LanesDiffer(why)
+        refusal = proof.why_not(reshaped, self.task.parts)
+        if refusal:
+            raise LanesDiffer(refusal)

@@ -23,7 +23,7 @@ from ..compiler.code_paths import Paths
 from ..inputs.keys import GRAD, NUMBERS, PARAM, LanesDiffer, shape_beside
 from ..inputs.lanes import Lanes
 from ..inputs.values import holdings, own_attributes
-from ..shadow.double import Double, Known, Perturb
+from ..shadow.double import Double, Perturb, TensorIdentity
 from .hollow import HollowResults
 
 
@@ -84,7 +84,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
         where = self._where(t)
         self.places[where] = None if where in self.places or not t.numel() else t
 
-    def _of(self, t: torch.Tensor) -> Known:
+    def _of(self, t: torch.Tensor) -> TensorIdentity:
         """Return the record of a tensor, or of one with the same memory and layout."""
         identity = self.known.get(id(t))
         if id(t) in self.replaced:
@@ -184,7 +184,10 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     def _constant(self, t: torch.Tensor) -> torch.Tensor:
         if t.numel() > 64 or t.device.type != "cpu":
             raise LanesDiffer("the step uses a tensor constant")
-        self._new(t, Known(-1, ("constant", t.dtype, t.shape, repr(t.tolist())), True))
+        self._new(
+            t,
+            TensorIdentity(-1, ("constant", t.dtype, t.shape, repr(t.tolist())), True),
+        )
         return t
 
     # ---------------------------------------------------------------- names
@@ -209,7 +212,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
                 columns.append([(k, self._name(v))] * n)
         return list(zip(*columns, strict=True))
 
-    def _new(self, t: torch.Tensor, identity: Known) -> None:
+    def _new(self, t: torch.Tensor, identity: TensorIdentity) -> None:
         self.double.know(t, identity)
         self._place(t)
 
@@ -260,7 +263,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
             raise LanesDiffer(f"{func} changes an object that lanes share")
         name = self._temp(lane)
         self.lanes[lane].append(("takes", identity.name))
-        self.known[id(t)] = Known(lane, name, identity.real)
+        self.known[id(t)] = TensorIdentity(lane, name, identity.real)
 
     def _position(
         self, func: Any, tensors: Any, written: Any, name: Any, results: Any, real: bool
@@ -275,7 +278,7 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
             for t in written:
                 self._adopt(lane, t, func)
             for t in results:
-                self._new(t, Known(lane, self._temp(lane), real))
+                self._new(t, TensorIdentity(lane, self._temp(lane), real))
             return
         for t in written:
             identity = self._of(t)
@@ -286,9 +289,9 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
                 new_name: Any = (*identity.name[:2], len(self.shared))
             else:
                 new_name = (func, name)
-            self.known[id(t)] = Known(-1, new_name, real)
+            self.known[id(t)] = TensorIdentity(-1, new_name, real)
         for k, t in enumerate(results):
-            self._new(t, Known(-1, (func, name, k), real))
+            self._new(t, TensorIdentity(-1, (func, name, k), real))
 
     def _single(
         self,

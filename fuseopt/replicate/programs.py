@@ -18,8 +18,8 @@ import torch
 
 from ..config import Config
 from ..inputs.keys import GRAD, Role
+from ..inputs.lane_matcher import counter_places, order_of, places
 from ..inputs.lanes import Lanes
-from ..inputs.look import counter_places, order_of, places
 from ..inputs.presence import alike_but_for_the_gradient, widened
 from ..ir.expressions import Item
 from ..runtime.plan import Plan

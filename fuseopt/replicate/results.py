@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..capture.results import Known, Leaf, Returned, rebuild
+from ..capture.results import ConstantResult, Leaf, Returned, rebuild
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
@@ -67,7 +67,7 @@ class Results:
         if isinstance(x, Returned) and self.extended.owners[x.buffer] != COMMON:
             buffer = self._buffers[x.buffer]
             if buffer.kind in ("static", "arg"):
-                return Known(self._tensors[buffer.source])
+                return ConstantResult(self._tensors[buffer.source])
             if buffer.kind != "temp" or x.complex:
                 raise LanesDiffer("it keeps another view of a tensor of a lane")
             # code may read a float64 without dimensions at once, as a number
@@ -75,13 +75,13 @@ class Results:
             nothing = torch.full((), torch.nan, dtype=torch.float64)
             token = nothing if number else torch.empty(0)
             self._tokens[id(token)] = x
-            return Known(token)
+            return ConstantResult(token)
         if isinstance(x, NumberRef) and self.extended.owners[x.buffer] != COMMON:
             raise LanesDiffer("it keeps a number computed from a tensor of a lane")
         if isinstance(x, Sym) and self.extended.number_owners[x.index] != COMMON:
             stand_in: Any = OwnFloat(torch.nan) if x.is_float else OwnInt(0)
             stand_in.index = x.index
-            return Known(stand_in)
+            return ConstantResult(stand_in)
         return x
 
     def take(self, memory: Memory | None) -> None:

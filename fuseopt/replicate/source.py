@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 import torch
 
-from ..inputs.given import PendingGradients
 from ..inputs.lane_guard import GuardIndexMap, LaneGuard
-from ..inputs.look import Found
+from ..inputs.lane_matcher import CallTensors
+from ..inputs.pending_gradients import PendingGradients
 from ..runtime.guards.tensors import TensorGuard, address
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from .aside import NO_ASIDE, Compared, TailArguments, Tensors
+from .tail_arguments import NO_TAIL_ARGUMENTS, ComparedGradients, TailArguments, Tensors
 
 
-class Call:
+class StepCall:
     """The state of one call of an optimizer's step, shared with its graphs.
 
-    `found`: the tensors of lanes. `given`: gradients for the lanes. `aside`: arguments
-    for the calls around the step. `entered`: True once a graph began to run.
+    `found`: the tensors of lanes. `given`: gradients for the lanes. `tail_arguments`:
+    arguments for the calls around the step. `entered`: True once a graph began to run.
     `compiled_nothing`: True until the call compiles or rehearses. `surveyed`: True if
     this call read the metadata of all lanes.
     """
@@ -32,12 +32,16 @@ class Call:
     def __init__(
         self,
         optimizer: Any,
-        found: Found,
+        found: CallTensors,
         compiled_nothing: bool = True,
         given: PendingGradients | None = None,
-        aside: TailArguments = NO_ASIDE,
+        tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
     ) -> None:
-        self.optimizer, self.found, self.aside = optimizer, found, aside
+        self.optimizer, self.found, self.tail_arguments = (
+            optimizer,
+            found,
+            tail_arguments,
+        )
         self.given, self.compiled_nothing = given, compiled_nothing
 
     def put_gradients(self) -> None:
@@ -46,11 +50,11 @@ class Call:
             self.given.put()
 
 
-class Finds(Protocol):
+class CallHolder(Protocol):
     """An object with the current call, which has the tensors of lanes."""
 
     @property
-    def call(self) -> Call:
+    def call(self) -> StepCall:
         """The current call."""
 
 
@@ -70,7 +74,7 @@ class LaneTensors:
         places: Sequence[Any],
         graph: int,
         beside: int,
-        owner: Finds,
+        owner: CallHolder,
     ) -> None:
         self.gm = models.gm
         self.models = models.tensors
@@ -124,7 +128,7 @@ class LaneTensors:
         If the pass that found the lanes' tensors compared them for this step's guard,
         only the other tensors are left.
         """
-        found, columns = self.owner.call.found, self.owner.call.aside.columns
+        found, columns = self.owner.call.found, self.owner.call.tail_arguments.columns
         if self._make is not None:
             self._stand_in(found)
         same = len(columns) == len(self._columns) and all(
@@ -145,7 +149,7 @@ class LaneTensors:
             found.guard.compare_with(guard, self._met[1])
         return verdict, tensors
 
-    def _meeting(self, found: Found) -> GuardIndexMap:
+    def _meeting(self, found: CallTensors) -> GuardIndexMap:
         """Return the indices of lanes' tensors in the step.
 
         Stand-ins are among the `held` tensors: they stay in place while this keeps
@@ -168,7 +172,7 @@ class LaneTensors:
                 ranges.extend((i, i + 1))
         return GuardIndexMap(of_lane, ranges, others, stand_ins)
 
-    def _stand_in(self, found: Found) -> None:
+    def _stand_in(self, found: CallTensors) -> None:
         """Make the stand-ins if a gradient is missing for the first time."""
         if self._make is not None and 0 in found.present:
             self.instead, self._make = self._make(), None
@@ -180,7 +184,7 @@ class LaneTensors:
         """Return the graph's tensors, then those beside lanes."""
         if self.n == self.graph:
             return self.models(args)
-        return self.models(args) + self.owner.call.aside.beside
+        return self.models(args) + self.owner.call.tail_arguments.beside
 
     def _all(self, args: Sequence[Any]) -> tuple[Any, ...]:
         self._stand_in(self.owner.call.found)
@@ -206,7 +210,7 @@ class LaneTensors:
         return self.owner.call.found.tensor(place - self.n)
 
 
-def compared_by(step: CompiledStep) -> Compared | None:
+def compared_by(step: CompiledStep) -> ComparedGradients | None:
     """Return the gradients of lanes that the guard of a prepared step has compared.
 
     None without a guard.
@@ -214,4 +218,4 @@ def compared_by(step: CompiledStep) -> Compared | None:
     bound, source = step.program.bound, step.source
     if bound is None or bound.guard is None or not isinstance(source, LaneTensors):
         return None
-    return Compared(bound.guard, source.gradients)
+    return ComparedGradients(bound.guard, source.gradients)

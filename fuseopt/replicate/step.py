@@ -24,11 +24,10 @@ from ..compiler.timing import Clock
 from ..errors import FuseoptError
 from ..inputs.keys import GRAD, LanesDiffer
 from ..inputs.lanes import Lanes
-from ..inputs.policy import Refusing, survey_again
+from ..inputs.policy import RefusingPolicy, survey_again
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..uniformity import Proof
-from .around import finished, order_of, splice
 from .extend import COMMON, Extended, extend
 from .packed import without_memory
 from .places import held_tensors, is_state, place_of
@@ -37,6 +36,7 @@ from .proofs import Proofs
 from .rehearsal import beyond, in_order, order_of_kinds, rehearse_all, rehearse_fewer
 from .results import OwnFloat, OwnInt, Results
 from .source import LaneTensors
+from .step_wrapper import finished, order_of, splice
 from .task import Owner, Task
 
 #: The number of rehearsals of one graph after which an optimizer is traced whole.
@@ -73,16 +73,16 @@ class LedStep:
         self.program: Program | None = None
         self.programs = Programs()
         #: True if the graph gets calls around the step
-        self.completed = task.around is not None or task.packing is not None
+        self.completed = task.wrapper is not None or task.packing is not None
         #: True if each set of lanes needs its own program
-        self.each = task.around is not None
+        self.each = task.wrapper is not None
         #: models whose sets of lanes each need their own program
         self._each_of: set[tuple[int, ...]] = set()
         #: the captured step of the models
         self.captured: Captured | None = None
-        self.told = False
-        self.untold: list[Report] = []  # of plans that have not run
-        #: tensors of models that were added to the graph's arguments for `around`
+        self.reported = False
+        self.unreported: list[Report] = []  # of plans that have not run
+        #: tensors of models that were added to the graph's arguments for `wrapper`
         self.given: list[torch.Tensor] | None = None
         self.numbers = compat.number_sources(gm)
         # Dynamo guards the step's branches on these numbers; their values may change
@@ -112,14 +112,14 @@ class LedStep:
             program.results.clear()
             program.step.forget()
 
-    def drop(self, told: bool = False) -> None:
+    def drop(self, reported: bool = False) -> None:
         """Drop all programs, after lanes changed, or before another survey of them.
 
-        `told`: True if its Report has been added.
+        `reported`: True if its Report has been added.
         """
         self.programs.clear()
         self.program = self.lanes = self.captured = None
-        self.told = told
+        self.reported = reported
 
     def __call__(self, *args: Any) -> Any:
         owner = self.owner
@@ -141,10 +141,10 @@ class LedStep:
     def _with_others(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments, and those for the calls around the step."""
         owner, task = self.owner, self.task
-        shared = owner.call.aside.shared
+        shared = owner.call.tail_arguments.shared
         if self.given is None:
             inputs = self.gm, args, owner.models, self.active
-            self.given = splice(*inputs, task.around, shared)
+            self.given = splice(*inputs, task.wrapper, shared)
         return *args, *self.given, *shared
 
     def _is_checked(self) -> bool:
@@ -224,12 +224,12 @@ class LedStep:
                 owner.live_in(home)
             if home is lanes and program.lives_in(home):
                 program.take_part(lanes)
-        if self.untold:
+        if self.unreported:
             # a plan for other lanes would give the same report
-            self.told = True
-            session.reports += self.untold
-            self.task.told.extend(self.untold)
-            self.untold.clear()
+            self.reported = True
+            session.reports += self.unreported
+            self.task.reports.extend(self.unreported)
+            self.unreported.clear()
 
     def _guarded(self) -> bool:
         """Did a plan's guard compare the tensors of these lanes in another call?"""
@@ -243,7 +243,7 @@ class LedStep:
         if lists == self.lists:
             return
         records = self._elsewhere
-        if self.owner.apart is not None:
+        if self.owner.bucket_proof is not None:
             records[repr(self.lists)] = self.known, self.rehearsed, self.present
             if len(records) > self.owner.kept:
                 del records[next(iter(records))]
@@ -263,13 +263,13 @@ class LedStep:
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
         asked = owner.shadow_of_all, self.task.function, lanes, models, at, proof
         rehearse_all(*asked, numbers, self.task.parts)
-        if owner.apart is not None:
-            owner.apart()
+        if owner.bucket_proof is not None:
+            owner.bucket_proof()
         clock.lap("rehearsal")
 
     def _proof(self) -> Proof:
         owner = self.owner
-        if owner.apart is None:
+        if owner.bucket_proof is None:
             return owner.prove()
         held = self.task.state_guard.held(self.moving)
         return self.proofs.proof(owner, owner.call.optimizer, held)
@@ -349,14 +349,14 @@ class LedStep:
         }
         model_of_arg = {k: model for k, (model, _) in counted.items()}
         extensions: list[tuple[Extended, Results]] = []
-        aside, around = self.owner.call.aside, self.task.around
-        beside = order_of(lanes, aside.columns, around)
+        tail_arguments, wrapper = self.owner.call.tail_arguments, self.task.wrapper
+        beside = order_of(lanes, tail_arguments.columns, wrapper)
         without = (t for k in self.active for t in models.packed(k)[1].values())
         ids = {*map(id, without)}
         hollow = frozenset(s for s, t in enumerate(graph_inputs) if id(t) in ids)
         flag = None
-        if aside.flag is not None:
-            flag = [*map(id, graph_inputs)].index(id(aside.flag))
+        if tail_arguments.flag is not None:
+            flag = [*map(id, graph_inputs)].index(id(tail_arguments.flag))
 
         def extended(gm: GraphModule, args: Sequence[Any]) -> Captured:
             captured = self.captured
@@ -381,8 +381,8 @@ class LedStep:
             results = Results(captured, extension, graph_inputs, members)
             extensions.append((extension, results))
             complete = extension.captured
-            if around is not None:
-                complete = finished(around, extension, roles, flag)
+            if wrapper is not None:
+                complete = finished(wrapper, extension, roles, flag)
             return replace(complete, result=results.result)
 
         def tell(report: Report) -> None:
@@ -390,11 +390,11 @@ class LedStep:
             report.traced = f"{n} of {all_lanes} lanes; they stand for the others"
             if n > all_lanes:
                 report.traced = f"{n} models for {all_lanes} lanes; they stand for all"
-            if not self.told:
-                self.untold[:] = [report]
+            if not self.reported:
+                self.unreported[:] = [report]
 
         config, pending = self.task.config, self.task.pending
-        first = not self.told
+        first = not self.reported
         plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
         program = plan(args)
         extension, results = extensions[-1]
@@ -411,7 +411,7 @@ class LedStep:
         n = len(roles), len(beside)
         order = [where(s, m) for s, m in extension.order]
         source = LaneTensors(graph_tensors, order, *n, self.owner)
-        policy = Refusing("lanes share memory", survey_again, self._tell)
+        policy = RefusingPolicy("lanes share memory", survey_again, self._tell)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
         counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]
@@ -435,7 +435,7 @@ class LedStep:
         # those in which Dynamo passes numbers
         shared = {id(t) for t in held_tensors(self.owner.shadow_of_all())}
         shared.update(id(args[i]) for i in self.numbers)
-        shared.update(map(id, self.owner.call.aside.shared))
+        shared.update(map(id, self.owner.call.tail_arguments.shared))
         for t in tensors:
             if id(t) not in roles and id(t) not in shared:
                 raise LanesDiffer("its graph has a tensor that belongs to no lane")

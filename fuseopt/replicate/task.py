@@ -11,12 +11,12 @@ from ..config import Config
 from ..inputs.lanes import Lanes
 from ..inputs.state_guard import StateGuard
 from ..runtime.commit import Pending
-from .around import StepWrapper
 from .models import Models
 from .packed import Packing
 from .proofs import Prover
-from .source import Finds
-from .writes import Gives
+from .source import CallHolder
+from .step_wrapper import StepWrapper
+from .writes import LaneNumbers
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,22 @@ class Task:
     """The settings that all calls of an optimizer's step share.
 
     `state_guard`: compares all that the optimizer holds besides its lanes. `pending`:
-    collects postponed launches. `told`: the list to which the optimizer's Reports are
-    added. `parts`: lanes are parts of tensors. `around`: calls before and after the
-    step, in the same launch. `packing`: the packed format of lanes.
+    collects postponed launches. `reports`: the list to which the optimizer's Reports
+    are added. `parts`: lanes are parts of tensors. `wrapper`: calls before and after
+    the step, in the same launch. `packing`: the packed format of lanes.
     """
 
     function: Callable[..., Any]
     config: Config
     state_guard: StateGuard
     pending: Pending
-    told: list[Report]
+    reports: list[Report]
     parts: bool = False
-    around: StepWrapper | None = None
+    wrapper: StepWrapper | None = None
     packing: Packing | None = None
 
 
-class Owner(Finds, Prover, Protocol):
+class Owner(CallHolder, Prover, Protocol):
     """The object that leads a LedStep, as the step uses it."""
 
     @property
@@ -55,8 +55,9 @@ class Owner(Finds, Prover, Protocol):
         """The models that Dynamo traces, by number."""
 
     #: the graph that ran last
-    stepped: Gives | None
-    apart: Callable[[], None] | None  #: may raise LanesDiffer: no part steps alone
+    stepped: LaneNumbers | None
+    #: may raise LanesDiffer: no part steps alone
+    bucket_proof: Callable[[], None] | None
     kept: int  #: the number of sets of lanes with programs to keep
 
     def shadow_of_all(self) -> Any:

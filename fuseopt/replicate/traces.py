@@ -45,7 +45,7 @@ class Trace:
     def shadow_of_models(self) -> Any:
         """The argument of the step."""
         assert self.shadow is not None
-        return self.shadow.itself
+        return self.shadow.stand_in
 
     def refreshed(self, optimizer: Optimizer, epoch: int | None = None) -> Shadow:
         """Return the optimizer's shadow with models as lanes; `epoch`: see Shadow."""
@@ -53,7 +53,7 @@ class Trace:
             if type(optimizer.state) not in (dict, collections.defaultdict):
                 raise LanesDiffer(f"its state is a {type(optimizer.state).__name__}")
             self.shadow = Shadow(optimizer, follows=True)
-            session.hollow[self.shadow.itself] = self.fill
+            session.hollow[self.shadow.stand_in] = self.fill
             state = optimizer.state.copy()
             state.clear()
             state.update(self.state)
@@ -78,7 +78,7 @@ class Trace:
         if self.shadow is not None:
             self.shadow.forget()
         for step in self.steps:
-            step.drop(told=step.told)
+            step.drop(reported=step.reported)
 
     def drop(self) -> None:
         """Drop the programs of all graphs, which are for lanes that have changed."""
@@ -106,12 +106,12 @@ class Trace:
             self.shadow.clean = False
         shadow = self.refreshed(optimizer)
         fitting: Any = getattr(self.compiled, "fitting", lambda _: [])
-        before = fitting(shadow.itself)
+        before = fitting(shadow.stand_in)
         for number, key in models.counted.values():
             if number in self.active:
-                shadow.itself.state[models.params[number]][key] += 1000
+                shadow.stand_in.state[models.params[number]][key] += 1000
         shadow.clean = False
-        if not before or fitting(shadow.itself) != before:
+        if not before or fitting(shadow.stand_in) != before:
             raise LanesDiffer("the trace is valid for one count of steps only")
 
 

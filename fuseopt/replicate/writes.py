@@ -40,7 +40,7 @@ class Entries(functools.partial):  # type: ignore[type-arg]
     column: Sequence[Any]
 
 
-class Gives(Protocol):
+class LaneNumbers(Protocol):
     """A LedStep, which has the numbers of single lanes."""
 
     def own_numbers(self, own: OwnInt | OwnFloat) -> list[Any]:
@@ -62,7 +62,7 @@ class Writes:
         shadow: Shadow,
         fresh: dict[torch.Tensor, State],
         made: Mapping[int, Mapping[int, torch.Tensor]],
-        gives: Gives | None,
+        gives: LaneNumbers | None,
     ) -> None:
         self.lanes = lanes
         self.models = models
@@ -98,7 +98,7 @@ class Writes:
     def _of_kind(self, kind: Kind) -> list[Write]:
         lanes = self.lanes
         p = self.models.params[kind.model]
-        now, old = self.shadow.itself.state.get(p), self.models.state.get(p, {})
+        now, old = self.shadow.stand_in.state.get(p), self.models.state.get(p, {})
         if now is None:
             if kind.has_state:
                 raise LanesDiffer("the step drops the state of a parameter")

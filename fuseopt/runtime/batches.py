@@ -11,7 +11,7 @@ from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
 from ..ir.products import COPIED, Operand
 from .memory import Memory
-from .probes import Circumstances, apart, batched, circumstances, rows_of
+from .probes import Circumstances, batched, circumstances, padded_tensor, rows_of
 from .run_tables import KEPT
 
 #: Scales that BLAS treats specially.
@@ -127,7 +127,7 @@ class PreparedBatch:
                 t = memory.tensor(operand.buffers[row])
                 if operand.stack >= 0:
                     layout = (b.shape, b.stride, b.offset)
-                    t = apart(layout, NAMED_DTYPES[b.dtype], b.device).copy_(t)
+                    t = padded_tensor(layout, NAMED_DTYPES[b.dtype], b.device).copy_(t)
                 operands.append(t)
             memory.tensor(result).copy_(call(*operands, **keywords))
 
@@ -143,6 +143,6 @@ def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         return rows[0].as_strided(shape, stride)
     t = rows[0]
     layout = (operand.shape, operand.stride, operand.first)
-    whole = apart(layout, t.dtype, str(t.device))
+    whole = padded_tensor(layout, t.dtype, str(t.device))
     torch._foreach_copy_(list(rows_of(whole, len(rows), t.dim())), list(rows))
     return whole

@@ -22,8 +22,8 @@ from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
 from ..ir.geometry import is_block
 from ..ir.graph import Buffer, Kernel, Run
-from .ahead import Ahead
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
+from .device_launches import DeviceLaunches
 from .devices import Place
 from .guards.sharing import Sharing
 from .guards.tensors import TensorGuard
@@ -34,7 +34,7 @@ from .run_tables import RunTable, TempArena
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU, place_of
 from .tables.upload import Arena, settle_together
-from .tables.words import Asked, Saved
+from .tables.words import HelperCall, SavedMemory
 from .undo import Undo, UndoInC, whole_risk, written_on
 
 Layouts = Mapping[int, TensorLayout]
@@ -161,13 +161,13 @@ class Binding:
             )
         )
         #: runs its kernels on devices; None where there are none
-        self.ahead: Ahead | None = None
+        self.device_launches: DeviceLaunches | None = None
         if self.tables.on_devices:
             undoes = self.undoes_by_tensors or self.interpreted
             takes = bool(self.allocated or (self.temps.parts and not self.temps.keeps))
             if self.temps.keeps:
                 self.temps.take(self.addresses)
-            self.ahead = Ahead(
+            self.device_launches = DeviceLaunches(
                 {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
                 self.tables.every,
                 self.tables.arenas,
@@ -240,7 +240,7 @@ class Binding:
         }
         others = ctypes.c_void_p, ctypes.c_int64
         function = self.helper.fuseopt_saved
-        saved = Asked(Saved(len(written)), function, arrays, others)
+        saved = HelperCall(SavedMemory(len(written)), function, arrays, others)
         return functools.partial(saved, self.addresses.words.buffer_info()[0])
 
     def undo_on_host(self, tensors: Sequence[torch.Tensor]) -> Undo:

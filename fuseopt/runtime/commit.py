@@ -69,7 +69,7 @@ class Pending:
         self.refreshing = False
         #: the captures that refreshes are for, once one exists
         self.live: Any = None
-        self.ahead: Callable[[Any], Launches] | None = None
+        self.launches_before: Callable[[Any], Launches] | None = None
         self._first: Launches = ()
         self._launches: Sequence[Callable[[], object]] = ()
         self._by_python: Callable[..., object] | None = None
@@ -88,12 +88,12 @@ class Pending:
         finally:
             self.refreshing = False
 
-    def start(self, ahead: Callable[[Any], Launches] | None = None) -> object:
+    def start(self, launches_before: Callable[[Any], Launches] | None = None) -> object:
         """Defer launches from now on. Return the argument for `finish`.
 
-        `ahead` returns launches that come before a step: see `lead`.
+        `launches_before` returns launches that come before a step: see `lead`.
         """
-        self.ahead = ahead
+        self.launches_before = launches_before
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self._undo = self.kept = None
         self.begun, self.open, self._call = False, True, object()
@@ -107,7 +107,7 @@ class Pending:
         if self._undo is not None:
             self._put_back()
         self.open = self.begun = False
-        self.ahead = None
+        self.launches_before = None
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self.kept = None
 
@@ -156,13 +156,13 @@ class Pending:
         return self._launches if self._by_python is None else self._by_python
 
     def lead(self, step: Any, waits: bool) -> None:
-        """Prepare the launches before a step that is ready; `ahead(step)` returns
-        these. `waits` is true if the step is deferred. The launches write no tensors of
-        the user's.
+        """Prepare the launches before a step that is ready; `launches_before(step)`
+        returns these. `waits` is true if the step is deferred. The launches write no
+        tensors of the user's.
         """
-        ahead, self.ahead = self.ahead, None
-        assert ahead is not None
-        self._first = ahead(step)
+        launches_before, self.launches_before = self.launches_before, None
+        assert launches_before is not None
+        self._first = launches_before(step)
         if not waits:
             self._run_first()
 

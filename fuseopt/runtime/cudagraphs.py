@@ -117,7 +117,7 @@ def _leaves(tree: Any) -> Any:
         yield tree
 
 
-class Held:
+class CapturedGraphs:
     """Captured graphs of a plan, one for each device, and the memory they use.
 
     `replays` are C functions that replay them. `temps` are positions in the address
@@ -168,13 +168,13 @@ class Replays:
         self.require = require
         self.tell = tell
         self.off = ""
-        self.held: OrderedDict[tuple[Any, ...], Held] = OrderedDict()
+        self.held: OrderedDict[tuple[Any, ...], CapturedGraphs] = OrderedDict()
         self.seen: tuple[Any, ...] | None = None
         self.captures = self.replayed = 0
         #: the binding whose tables the graphs read
         self.bound: Binding | None = None
         #: the graphs in whose memory the addresses of temps in the pool lie
-        self.current: Held | None = None
+        self.current: CapturedGraphs | None = None
         buffers = captured.graph.buffers
         #: the addresses of these inputs are in the graph
         self.fixed = touched_inputs(captured.graph, schedule)
@@ -232,9 +232,9 @@ class Replays:
         if graphs is not self.current:
             bound.addresses.place_all(*graphs.temps)
             self.current = graphs
-        ahead = bound.ahead
-        assert ahead is not None
-        if ahead.fed and ahead.saved is None:
+        device_launches = bound.device_launches
+        assert device_launches is not None
+        if device_launches.fed and device_launches.saved is None:
             with bound.undo_on_host(tensors) as undo:
                 self._replay(bound, graphs, tensors, threads, [undo.done, *then])
         else:
@@ -245,7 +245,7 @@ class Replays:
     def _replay(
         self,
         bound: Binding,
-        graphs: Held,
+        graphs: CapturedGraphs,
         tensors: Sequence[torch.Tensor],
         threads: int,
         then: Calls,
@@ -256,18 +256,20 @@ class Replays:
         replays = graphs.replays
         if profiled():
             replays = marked(replay_name(bound.plan.schedule), replays)
-        assert bound.ahead is not None
+        assert bound.device_launches is not None
         try:
             with bound.undo_graphs(tensors) as undo:
                 ends: Calls = [undo.done, *then, *graphs.ends]
-                bound.ahead.run(threads, ends, replays)
+                bound.device_launches.run(threads, ends, replays)
         except (LaunchError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             named = bound.tables.named()
             raise LaunchError(f"{named} failed in a graph: {error}") from error
 
-    def _graph(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
+    def _graph(
+        self, bound: Binding, tensors: Sequence[torch.Tensor]
+    ) -> CapturedGraphs | None:
         """Return the graphs for these tensors, or None. Capture them if need be."""
         words = bound.addresses.words
         key: tuple[Any, ...] = tuple([words[i] for i in self.fixed])
@@ -295,9 +297,11 @@ class Replays:
 
     # ---------------------------------------------------------------- capture
 
-    def _capture(self, bound: Binding, tensors: Sequence[torch.Tensor]) -> Held | None:
+    def _capture(
+        self, bound: Binding, tensors: Sequence[torch.Tensor]
+    ) -> CapturedGraphs | None:
         """Capture the launches on each device, running nothing; None if that fails."""
-        graphs = Held()
+        graphs = CapturedGraphs()
         compat.before_process_groups_end(self.shared.release)
         buffers = bound.plan.captured.graph.buffers
         for device in bound.tables.devices:
@@ -338,7 +342,7 @@ class Replays:
         return graphs
 
     def _host_memory(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: CapturedGraphs
     ) -> list[torch.Tensor]:
         """Return memory for the temps of the CPU's kernels."""
         buffers = bound.plan.captured.graph.buffers
@@ -354,7 +358,7 @@ class Replays:
         return [memory.tensor(b) for b in on_host]
 
     def _copies(
-        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: Held
+        self, bound: Binding, tensors: Sequence[torch.Tensor], graphs: CapturedGraphs
     ) -> Memory:
         """Return copies of a graph's results for the caller, since the next replay
         writes to the same memory.

@@ -2,8 +2,8 @@
 
 `in_order` runs them on the tensors of a call; its caller decides how a kernel is
 started. `whole` runs all of them or none, and undoes what an error interrupts. An
-`Executor` runs whole plans: `Direct` launches each kernel, `cudagraphs.Replays` replays
-captured graphs.
+`Executor` runs whole plans: `DirectExecutor` launches each kernel, `cudagraphs.Replays`
+replays captured graphs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Program:
         return self.bound
 
 
-class Direct:
+class DirectExecutor:
     """Executor that launches each kernel."""
 
     def run(
@@ -141,8 +141,8 @@ def whole(
     """Run a plan and what comes after it, all of it or nothing: an error restores what
     was written. Return the memory of the call, None if it needs none.
     """
-    if bound.ahead is not None and bound.ahead.alone:
-        bound.ahead.run(threads, then)
+    if bound.device_launches is not None and bound.device_launches.alone:
+        bound.device_launches.run(threads, then)
         return None
     plan, launch = bound.plan, starting(bound, threads)
     steps, risk = plan.schedule.steps, bound.risk

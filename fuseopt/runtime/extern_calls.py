@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.aten.autocast import KeptCast, Within
+from ..capture.aten.autocast import KeptCast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.device import NumberRef
@@ -50,13 +50,13 @@ class Result(NamedTuple):
     views: tuple[View, ...]
 
 
-class Itself(NamedTuple):
+class CallTensor(NamedTuple):
     """Stands for a tensor of the call itself, by its place; a view would not do."""
 
     source: int
 
 
-class Prepared(NamedTuple):
+class PreparedCall(NamedTuple):
     """ATen call that a step makes.
 
     `args` are the constant arguments, with None in place of the others. `tensors` are
@@ -86,7 +86,7 @@ def prepare(
     plan: MemoryPlan,
     position: Mapping[int, int],
     freed: tuple[int, ...],
-) -> Prepared:
+) -> PreparedCall:
     """Prepare an extern's call. `members` has the buffers of each storage of temps;
     `position` has the place of each buffer's address in the pool. `freed` are the
     storages that no later step reads.
@@ -97,7 +97,7 @@ def prepare(
     for place, arg in enumerate(call.args):
         plain = isinstance(arg, TensorRef) and arg == TensorRef(arg.buffer)
         if isinstance(call.func, KeptCast):
-            arg, plain = Itself(buffers[arg.buffer].source), False
+            arg, plain = CallTensor(buffers[arg.buffer].source), False
         if plain:
             tensors.append((place, arg.buffer))
         elif _changes(arg):
@@ -109,8 +109,8 @@ def prepare(
         kwargs["device"] = torch.device(buffers[call.outputs[0]].device)
     function = bound_op(call.func)
     if call.autocast is not None:
-        function = Within(function, call.autocast)
-    return Prepared(
+        function = WithinAutocast(function, call.autocast)
+    return PreparedCall(
         extern.name,
         call,
         function,
@@ -127,10 +127,10 @@ def prepare(
 def _changes(x: Any) -> bool:
     """Does an argument change between steps?"""
     if isinstance(x, (list, tuple)) and not isinstance(
-        x, (TensorRef, NumberRef, Itself)
+        x, (TensorRef, NumberRef, CallTensor)
     ):
         return any(map(_changes, x))
-    return isinstance(x, (TensorRef, NumberRef, Sym, Itself))
+    return isinstance(x, (TensorRef, NumberRef, Sym, CallTensor))
 
 
 def _result(

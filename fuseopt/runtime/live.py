@@ -56,7 +56,7 @@ class Live:
     def check(self, bound: Binding) -> None:
         """Raise LaunchError if a call cannot be a refresh; then nothing was written."""
         plan = bound.plan
-        if bound.ahead is None or not plan.lean or plan.captured.result != ():
+        if bound.device_launches is None or not plan.lean or plan.captured.result != ():
             raise LaunchError(
                 "fuseopt.refresh keeps the numbers of a step live that consists of "
                 "kernels on a device. This step is not one: it runs on the CPU, calls "
@@ -77,11 +77,11 @@ class Live:
         """Do a step's work on the CPU, and send its numbers to devices. Before a
         capture, only send them, and let the next capture read them there.
         """
-        ahead = bound.ahead
-        assert ahead is not None
+        device_launches = bound.device_launches
+        assert device_launches is not None
         if self.captured:
-            ahead.run(threads, then, replays=())
+            device_launches.run(threads, then, replays=())
             return
         self.bound = bound
-        ahead.send()
+        device_launches.send()
         at_once(then)

@@ -27,7 +27,7 @@ from ..ir.graph import (
     span,
     storage_bytes,
 )
-from .extern_calls import Itself, Prepared
+from .extern_calls import CallTensor, PreparedCall
 from .probes import Circumstances
 from .tables.addresses import AddressPool
 
@@ -239,7 +239,7 @@ class Memory:
             return negated_view(t) if x.neg else t
         if isinstance(x, NumberRef):
             return self.number(x)
-        if isinstance(x, Itself):
+        if isinstance(x, CallTensor):
             return self.tensors[x.source]
         if isinstance(x, Sym):
             return self.numbers[x.index]
@@ -247,7 +247,7 @@ class Memory:
             return type(x)([self._argument(y) for y in x])
         return x
 
-    def run(self, extern: Prepared) -> None:
+    def run(self, extern: PreparedCall) -> None:
         """Run an extern's ATen call on the tensors of this call."""
         tensors = self._made
         args = extern.args.copy()

@@ -15,7 +15,7 @@ import torch
 
 from ..capture.aten.dtypes import BUFFER_NAMES
 from ..capture.host_results import host_results, read_at_once
-from ..capture.results import Known, Leaf, Returned, leaves
+from ..capture.results import ConstantResult, Leaf, Returned, leaves
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
@@ -141,7 +141,7 @@ class Plan:
 
 def _is_number(leaf: Leaf, host_results: Container[int]) -> bool:
     """Is a result a number of the host, or one that is the same in each call?"""
-    if isinstance(leaf, Known):
+    if isinstance(leaf, ConstantResult):
         return not isinstance(leaf.value, torch.Tensor)
     if isinstance(leaf, Returned):
         return leaf.buffer in host_results

@@ -96,7 +96,7 @@ def _of_devices() -> tuple[Any, ...]:
     )
 
 
-def apart(
+def padded_tensor(
     layout: Layout, dtype: torch.dtype, device: str, behind: int = 0
 ) -> torch.Tensor:
     """Return a new tensor with this layout; `behind` NaN follow it in its memory."""
@@ -358,11 +358,11 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
     singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
     stacked: list[torch.Tensor] = []
     for k, (layout, place) in enumerate(zip(trial.layouts, trial.stacked, strict=True)):
-        whole = apart(place, dtype, trial.device, BEHIND)
+        whole = padded_tensor(place, dtype, trial.device, BEHIND)
         shared = place[1][0] == 0 and place[0][0] > 1
-        once = apart(layout, dtype, trial.device)
+        once = padded_tensor(layout, dtype, trial.device)
         for row in range(n):
-            single = once if shared else apart(layout, dtype, trial.device)
+            single = once if shared else padded_tensor(layout, dtype, trial.device)
             if row == 0 or not shared:
                 _filled(single, fill, k, -1 if shared else row)
                 rows_of(whole, n, single.dim())[row].copy_(single)
@@ -402,7 +402,7 @@ def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
     if way == PADDED:
         size = dtype.itemsize
         step = (step * size // 64 + 2) * 64 // size
-    return apart((whole, (step, shape[-1], 1), 0), dtype, trial.device)
+    return padded_tensor((whole, (step, shape[-1], 1), 0), dtype, trial.device)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..capture.results import Alias, Itself, Leaf, Returned, rebuild
+from ..capture.results import Alias, Leaf, ReassignedTensor, Returned, rebuild
 from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from .binding import Binding
@@ -43,7 +43,7 @@ def returned(
             return torch.view_as_complex(t) if x.complex else t
         if isinstance(x, Alias):
             return tensors[buffers[x.buffer].source].detach()
-        if isinstance(x, Itself):
+        if isinstance(x, ReassignedTensor):
             return itself(x.place)
         if isinstance(x, Sym):
             assert numbers is not None

@@ -164,7 +164,7 @@ class CompiledStep:
                 pending.live = pending.live or Live()
                 pending.live.check(bound)
             waits = pending.open and bound.waits and pending.kept is None
-            if pending.ahead is not None:
+            if pending.launches_before is not None:
                 pending.lead(self, waits)
             if waits:
                 return self._put_off(pending, bound, args, tensors, alive)

@@ -25,7 +25,7 @@ Perturb = Callable[[Any], Any]
 COUNT = 99
 
 
-class Known(NamedTuple):
+class TensorIdentity(NamedTuple):
     """The record of a tensor.
 
     `lane`: its lane, or -1. `name`: its name in the lane. `real`: True if it has
@@ -74,7 +74,7 @@ class Double:
     ) -> None:
         self.scratch = Scratch()
         self.perturb = perturb
-        self.known: dict[int, Known] = {}
+        self.known: dict[int, TensorIdentity] = {}
         self.alive: list[torch.Tensor] = []
         self.twins: dict[int, torch.Tensor] = {}  # by id of the real tensor
         self._lanes = lanes
@@ -123,7 +123,7 @@ class Double:
             number = role[0] == "state" and t.dim() == 0
             twin = self._number(t) if number else self._hollow(t)
             self.twins[id(t)] = twin
-            self.know(twin, Known(i, role, number))
+            self.know(twin, TensorIdentity(i, role, number))
             if role[0] == GRAD:
                 self.twins[id(lanes.params[i])].grad = twin
         for i in members:
@@ -143,7 +143,7 @@ class Double:
             self._take([self._lane_of[id(t)]])
         return self.twins.get(id(t))
 
-    def know(self, t: torch.Tensor, identity: Known) -> None:
+    def know(self, t: torch.Tensor, identity: TensorIdentity) -> None:
         self.known[id(t)] = identity
         self.alive.append(t)
 
@@ -176,7 +176,7 @@ class Double:
                 if x.dim() or type(x) is not torch.Tensor:
                     raise OddValue(f"{name} is a tensor that belongs to no lane", x)
                 twin = self.twins[id(x)] = self._number(x)
-                self.know(twin, Known(-1, ("shared", name, 0), True))
+                self.know(twin, TensorIdentity(-1, ("shared", name, 0), True))
             return twin
         acts = acts_when_asked(x)
         if acts:

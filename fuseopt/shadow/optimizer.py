@@ -53,12 +53,12 @@ NOT_GIVEN = None, None, None
 Write = Callable[[], object]
 
 
-class OtherType(Exception):
+class NumberTypeChanged(Exception):
     """A number replaced a number of a different type."""
 
 
 class Shadow:
-    """The shadow of an optimizer. `itself` is the step's argument.
+    """The shadow of an optimizer. `stand_in` is the step's argument.
 
     Its groups are those of torch's foreach steps if the optimizer's options request
     torch's fused kernels. Raises LanesDiffer for an optimizer that no other object can
@@ -69,10 +69,10 @@ class Shadow:
     """
 
     def __init__(self, optimizer: Optimizer, follows: bool = False) -> None:
-        self.itself = stand_in(optimizer)
+        self.stand_in = stand_in(optimizer)
         #: the library of the guards, once it is built
         self.helper: ctypes.PyDLL | None = None
-        compat.watched.shadows[self.itself] = weakref.ref(self)
+        compat.watched.shadows[self.stand_in] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
         self._follows = follows and compat.may_follow_numpy()
         #: names that ever had a numpy.float64: floats there are followed from then on
@@ -81,7 +81,7 @@ class Shadow:
 
     def forget(self) -> None:
         """Release all that the optimizer held."""
-        vars(self.itself).clear()
+        vars(self.stand_in).clear()
         #: False while the optimizer lacks the last step's writes to the shadow
         self.clean = False
         #: the last arguments of `refresh`, while it need not compare all again
@@ -167,7 +167,7 @@ class Shadow:
                 plain_part.follow(found.moved, followed)
                 self.clean = True
                 return
-            except OtherType:
+            except NumberTypeChanged:
                 pass  # copy all of it anew
         names = self.numpy_names
         self._within.clear()
@@ -221,7 +221,7 @@ class Shadow:
     def _follow(self, before: Any, x: Any) -> Any:
         """Return the shadow's number for a number that replaces another one."""
         if type(before) is not (float if isinstance(x, float) else type(x)):
-            raise OtherType
+            raise NumberTypeChanged
         return self._stand_in_for(x) if id(before) in self.numpy else x
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
@@ -258,7 +258,7 @@ class Shadow:
                 mirrored[name] = self._mirror(x, optimizer, name, pairs)
         mirrored["state"] = self._lanes.pairs[id(lanes[0])].ours
         mirrored["param_groups"] = groups
-        inside = vars(self.itself)
+        inside = vars(self.stand_in)
         inside.clear()
         inside.update(mirrored)
         pairs[id(vars(optimizer))] = Pair(vars(optimizer), attributes, inside)
@@ -332,7 +332,7 @@ class Shadow:
         """Return the optimizer's value for a value of the shadow's. Changes containers
         that the step made in place.
         """
-        if x is self.itself:
+        if x is self.stand_in:
             return self._owner()
         if id(x) in self._back:
             return self._back[id(x)]
@@ -435,8 +435,8 @@ class Shadow:
     def is_intact(self) -> bool:
         """Has the step kept the state dict and the lists of parameters?"""
         state, *lists = [self._lanes.pairs[x] for x in self._lanes.roots]
-        groups = self.itself.param_groups
-        if self.itself.state is not state.ours or len(groups) != len(lists):
+        groups = self.stand_in.param_groups
+        if self.stand_in.state is not state.ours or len(groups) != len(lists):
             return False
         for group, pair in zip(groups, lists, strict=True):
             if group["params"] is not pair.ours or not pair.keeps_items():

@@ -43,5 +43,5 @@ def stand_in(optimizer: Optimizer) -> Any:
     if hasattr(kind, "__del__"):
         raise LanesDiffer(f"{kind.__name__} has a __del__")
     shadow = object.__new__(kind)
-    session.apart.add(shadow)
+    session.isolated.add(shadow)
     return shadow

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.code_paths import every_code, is_known
+from ..compiler.inner_tensors import InnerTensorGraph
 from ..compiler.internal_errors import OUT_OF_MEMORY
-from ..compiler.see_through import SeenThrough
 from ..compiler.session import session
 from ..errors import FuseoptError
 from ..handlers import reraise
@@ -30,7 +30,7 @@ from .hindrance import LASTING, hindrance_of
 from .optimizer import Shadow
 
 #: Steps that may postpone their launches until the whole step ends.
-STEPS = (CompiledStep, SeenThrough)
+STEPS = (CompiledStep, InnerTensorGraph)
 #: Instructions on an attribute of the object on top of the stack.
 TAKES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 #: Functions that use only the attributes and the class of an object.
@@ -95,11 +95,11 @@ def _names(x: Any) -> tuple[Any, ...]:
 
 
 class WholeStep:
-    """One optimizer's step, traced whole. `why`: what rules out a shadow, or ""."""
+    """One optimizer's step, traced whole. `refusal`: what rules out a shadow, or ""."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.why = ""
+        self.refusal = ""
         #: True if the step hit Dynamo's recompile limit
         self.limited = False
         #: the reason why Dynamo must not trace the step at all, or ""
@@ -110,18 +110,18 @@ class WholeStep:
         self.numpy_names: frozenset[str] = frozenset()
         self.compiled: Callable[..., Any] | None = None
         self.pending = Pending()
-        self.steps: list[CompiledStep | SeenThrough] = []
+        self.steps: list[CompiledStep | InnerTensorGraph] = []
         #: True if the last call compiled nothing
         self.compiled_nothing = False
         # the last call ended normally; the one before it compiled nothing
-        self._sound = True
+        self._completed = True
         self._steady = False
 
     def keeps_out(self, optimizer: Optimizer) -> bool:
-        """Does the reason `why` still hold? If not, clear it."""
+        """Does the reason `refusal` still hold? If not, clear it."""
         if self._hindrance.stands(optimizer):
             return True
-        self.why, self._hindrance = "", LASTING
+        self.refusal, self._hindrance = "", LASTING
         return False
 
     def release(self) -> None:
@@ -163,10 +163,10 @@ class WholeStep:
         `make(backend())` compiles the step's function anew. The result raises NotTraced
         if Dynamo would run the function uncompiled.
         """
-        if not self._sound:
+        if not self._completed:
             self._cut_off()
         pending, steady = self.pending, self.compiled_nothing
-        self._steady, self._sound = steady, False
+        self._steady, self._completed = steady, False
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
@@ -184,7 +184,7 @@ class WholeStep:
             shadow.clean = False
             self.compiled_nothing = True
             call = pending.start()
-            result = self.compiled(shadow.itself)
+            result = self.compiled(shadow.stand_in)
             if result is not None:
                 result = shadow.translated(result)
             if shadow.changed():
@@ -193,10 +193,10 @@ class WholeStep:
             else:
                 pending.finish(call)
                 shadow.clean = True
-            self._sound = True
+            self._completed = True
             return True, result
         except NotTraced:
-            self._sound = True
+            self._completed = True
             return False, None
         except Exception as error:
             reraise(error)
@@ -206,17 +206,17 @@ class WholeStep:
             if isinstance(error, OUT_OF_MEMORY):
                 raise  # nothing is wrong with the step
             # if the step itself raises this, it raises it again
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             self._hindrance = hindrance_of(error, optimizer)
             if self._hindrance is not LASTING:
                 # the compiled code fits again once the user removes that value
-                self._sound = True
+                self._completed = True
                 if self.shadow is not None:
                     self.shadow.forget()
                 return False, None
             self.limited = compat.is_limit(error)
             if self.shadow is not None:
-                self.refused = compat.refusal_of(self.shadow.itself)
+                self.refused = compat.refusal_of(self.shadow.stand_in)
             self.release()
             return False, None
         finally:

@@ -23,9 +23,9 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..inputs.given import PendingGradients
 from ..inputs.keys import NUMBERS, LanesDiffer
-from ..inputs.parts import Watch
+from ..inputs.parts import DTensorRecord
+from ..inputs.pending_gradients import PendingGradients
 from ..replicate.writes import Entries
 from ..shadow.optimizer import Write
 from ..shadow.stand_in import stand_in, unfused
@@ -93,13 +93,13 @@ def _describe(spec: Any) -> str:
 
 
 class LocalOptimizer:
-    """See the module. `itself` is the local optimizer, `given` holds its gradients.
+    """See the module. `stand_in` is the local optimizer, `given` holds its gradients.
 
     Raises LanesDiffer for an optimizer that cannot have a stand-in.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.itself = stand_in(optimizer)
+        self.stand_in = stand_in(optimizer)
         self._owner = weakref.ref(optimizer)
         self._parts: dict[int, Part] = {}  # by the id of the parameter
         self._lists: list[list[torch.Tensor]] = []
@@ -114,7 +114,7 @@ class LocalOptimizer:
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
         self._grad_specs: list[Any] = []  # specs like those of the parameters
-        self._watch = Watch()
+        self._watch = DTensorRecord()
         self.given = PendingGradients()
         self._known = False  # true if all is up to date, except what `_watch` compares
         self._wrote = False
@@ -214,7 +214,7 @@ class LocalOptimizer:
                 local_group["foreach"] = self._form(optimizer, local_group)
             self._outside[id(local_group)] = group, None
             self._outside[id(params)] = group[_PARAMS], None
-        attributes = vars(self.itself)
+        attributes = vars(self.stand_in)
         group_list = attributes.get("param_groups", [])
         group_list[:] = local_groups
         new_attributes = {
@@ -306,12 +306,12 @@ class LocalOptimizer:
     def _note(self, optimizer: Optimizer) -> None:
         """Watch the optimizer for changes from now on."""
         groups, local_groups = optimizer.param_groups, self._groups
-        attributes = vars(optimizer), vars(self.itself)
+        attributes = vars(optimizer), vars(self.stand_in)
         pairs = [attributes, *zip(groups, local_groups, strict=True)]
         tables = [*(values for values, _ in self._states.values()), optimizer.state]
         lists: list[Any] = [groups, *(group[_PARAMS] for group in groups)]
         state_dtensors, local_params = [*self._wholes.values()], self.given.params
-        self._watch = Watch(
+        self._watch = DTensorRecord(
             pairs, tables, lists, self._whole, state_dtensors, local_params
         )
         self._wrote = False

@@ -28,7 +28,7 @@ def op_of_wholes(function: Any, optimizer: Optimizer) -> str:
         shadow = Shadow(optimizer)
         try:
             shadow.refresh(optimizer)
-            record = rehearse(shadow.itself, function, lanes, [kind.lanes[0]])
+            record = rehearse(shadow.stand_in, function, lanes, [kind.lanes[0]])
         except LanesDiffer:
             continue
         op: str = record.beyond

@@ -16,8 +16,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..compiler.report import Report
-from ..inputs.given import PartMismatch
 from ..inputs.keys import LanesDiffer
+from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.rehearsal import beyond
 from ..uniformity import prove
@@ -29,25 +29,25 @@ class Shards:
     """Step of one optimizer whose parameters may be DTensors."""
 
     def __init__(
-        self, function: Any, options: Mapping[str, Any], told: list[Report]
+        self, function: Any, options: Mapping[str, Any], reports: list[Report]
     ) -> None:
         self.function = function
         self.options = options
-        self.told = told
+        self.reports = reports
         self.local: LocalOptimizer | None = None
-        self.few: LedOptimizer | None = None
+        self.leader: LedOptimizer | None = None
         self.spread = self.plain = False  # set by the first call
         #: the reason why no step is compiled, with the op that needs whole tensors
-        self.why = ""
-        #: with a `why`, true if the code provably only calls ATen, and reads only the
-        #: sizes of tensors
+        self.refusal = ""
+        #: with a `refusal`, true if the code provably only calls ATen, and reads of
+        #: tensors only the sizes
         self.treats_tensors_alone = False
 
     def release(self) -> None:
         """Release everything that was compiled for the optimizer."""
-        if self.few is not None:
-            self.few.release()
-        self.local = self.few = None
+        if self.leader is not None:
+            self.leader.release()
+        self.local = self.leader = None
 
     def wants(self, optimizer: Optimizer, anew: bool = False) -> bool:
         """Was a parameter a DTensor in the first call? With `anew`, is one now?"""
@@ -65,24 +65,24 @@ class Shards:
 
         `make(backend)` compiles the step's function.
         """
-        did_step, why = self._step(optimizer, make)
-        return did_step, f"{why} (placed as {placed(optimizer)})" if why else ""
+        did_step, refusal = self._step(optimizer, make)
+        return did_step, f"{refusal} (placed as {placed(optimizer)})" if refusal else ""
 
     def _step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
     ) -> tuple[bool, str]:
-        if self.few is not None and self.few.why:
-            return False, self.why or self.few.why
+        if self.leader is not None and self.leader.refusal:
+            return False, self.refusal or self.leader.refusal
         try:
             local = self.local = self.local or LocalOptimizer(optimizer)
             try:
                 local.refresh(optimizer, self._helper())
                 if local.idle:
                     return False, ""
-                leader = self.few = self.few or self._led(local)
-                if leader.why:  # as the options require
-                    return False, leader.why
-                did_step = leader.step(local.itself, make, local.given)
+                leader = self.leader = self.leader or self._led(local)
+                if leader.refusal:  # as the options require
+                    return False, leader.refusal
+                did_step = leader.step(local.stand_in, make, local.given)
                 if not did_step:
                     self._learn_why(local, leader)
             finally:
@@ -91,27 +91,27 @@ class Shards:
             return False, str(error)
         if did_step:
             local.settle()
-        return did_step, "" if did_step else self.why
+        return did_step, "" if did_step else self.refusal
 
     def _learn_why(self, local: LocalOptimizer, leader: LedOptimizer) -> None:
-        """Set `why`, with the op that needs whole tensors, if there is one."""
-        self.why = leader.why
-        if not leader.why:
+        """Set `refusal`, with the op that needs whole tensors, if there is one."""
+        self.refusal = leader.refusal
+        if not leader.refusal:
             return
-        if "needs whole tensors" not in leader.why:
+        if "needs whole tensors" not in leader.refusal:
             local.given.put()
-            op = op_of_wholes(self.function, local.itself)
-            self.why += f"; {beyond(op)}" if op else ""
-        proof = prove(self.function, local.itself)
-        self.treats_tensors_alone = not (proof.why or proof.classes)
+            op = op_of_wholes(self.function, local.stand_in)
+            self.refusal += f"; {beyond(op)}" if op else ""
+        proof = prove(self.function, local.stand_in)
+        self.treats_tensors_alone = not (proof.refusal or proof.classes)
 
     def _led(self, local: LocalOptimizer) -> LedOptimizer:
-        arguments = self.function, self.options, self.told
+        arguments = self.function, self.options, self.reports
         return LedOptimizer(*arguments, outward=local.outward)
 
     def _helper(self) -> ctypes.PyDLL | None:
         """Return the guards' library, if it may read fields of objects in memory."""
-        leader = self.few
+        leader = self.leader
         if leader is None or not leader.task.config.raw_fields:
             return None
         return leader.helper

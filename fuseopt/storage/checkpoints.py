@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from . import packing
-from .kept import DICTS
+from .packed_state import DICTS
 from .packing import packed_in, whole_in
 
 

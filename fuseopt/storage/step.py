@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from ..compiler.report import Report
 from ..replicate.driver import LedOptimizer
 from .checkpoints import Checkpoints
-from .kept import Kept
+from .packed_state import PackedState
 from .packing import LanePacking
 from .rule import Rule
 
 
-class Beside(Protocol):
+class OtherPacked(Protocol):
     """Other packed tensors of an optimizer's lanes while it steps."""
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
@@ -29,17 +29,17 @@ class Beside(Protocol):
         """Unpack the tensors within the context."""
 
 
-class Nothing:
+class NoOtherPacked:
     """Pack no other tensors."""
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
-        """See Beside."""
+        """See OtherPacked."""
         return contextlib.nullcontext()
 
     unpacked = hollow
 
 
-class Stored:
+class PackedStep:
     """Step of one optimizer, whose state a rule packs.
 
     The first step of a parameter runs in eager. It makes the state, which is packed
@@ -51,25 +51,25 @@ class Stored:
         optimizer: Optimizer,
         function: Any,
         options: Mapping[str, Any],
-        told: list[Report],
+        reports: list[Report],
         rule: Rule,
-        beside: Beside | None = None,
+        beside: OtherPacked | None = None,
     ) -> None:
-        self.function, self.told = function, told
+        self.function, self.reports = function, reports
         self.rule = rule
-        self.beside = Nothing() if beside is None else beside
+        self.beside = NoOtherPacked() if beside is None else beside
         #: by id, the parameters that have stepped, so that their state exists
         self._begun: dict[int, torch.Tensor] = {}
-        self.kept = Kept(rule)
+        self.kept = PackedState(rule)
         self._checkpoints = Checkpoints(optimizer)
         self.start_anew(options)
 
     def start_anew(self, options: Mapping[str, Any]) -> None:
         """Compile with these options from now on."""
         packing = LanePacking()
-        told = self.told
-        self.few = LedOptimizer(self.function, options, told, packing=packing)
-        self.few.want()
+        reports = self.reports
+        self.leader = LedOptimizer(self.function, options, reports, packing=packing)
+        self.leader.want()
 
     def end(self, optimizer: Optimizer) -> None:
         """Unpack the state for good."""
@@ -78,7 +78,7 @@ class Stored:
 
     def release(self) -> None:
         """Release everything that was compiled for the optimizer."""
-        self.few.release()
+        self.leader.release()
 
     def step(
         self, optimizer: Optimizer, make: Callable[..., Callable[..., Any]]
@@ -90,17 +90,17 @@ class Stored:
         `make(backend)` compiles the step's function.
         """
         self.kept.pack_new(optimizer)
-        if not self.few.wants(optimizer):
-            return self.few.why
+        if not self.leader.wants(optimizer):
+            return self.leader.refusal
         ready = _with_gradients(optimizer)
         if not ready or self._begins(optimizer, ready):
             return ""
         n_states = len(optimizer.state)
         with self.beside.hollow(), self.kept.hollow():
-            done = self.few.step(optimizer, make)
+            done = self.leader.step(optimizer, make)
         if len(optimizer.state) != n_states:
             self.kept.pack_new(optimizer)  # the step may make new state
-        return None if done else self.few.why
+        return None if done else self.leader.refusal
 
     def in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the step's function with its state unpacked. The first argument is the

@@ -88,17 +88,17 @@ def clip_grad_norm_(
     grads: list[Any] = [p.grad for p in params_with_grad]
     settle(grads, "the next clip")
     are_dtensors = bool(grads) and compat.are_spread(grads[:1])
-    why = _why_not(grads, are_dtensors)
-    if not why and not are_dtensors:
+    refusal = _why_not(grads, are_dtensors)
+    if not refusal and not are_dtensors:
         order = compat.dtypes_in_order(grads)
         if order is None:
-            why = "the order in which torch adds up dtypes is unknown"
+            refusal = "the order in which torch adds up dtypes is unknown"
         elif order:
             params_with_grad.sort(key=lambda p: order.index(p.grad.dtype))
-    if not why:
+    if not refusal:
         floats = float(max_norm), float(norm_type)
         given = [p.grad for p in params_with_grad if p.grad is not None]
-        arguments = _Given(given, *floats, bool(error_if_nonfinite), foreach)
+        arguments = _ClipArguments(given, *floats, bool(error_if_nonfinite), foreach)
         norm = None
         defers = bool(defer) and _may_defer(params_with_grad, grads, are_dtensors)
         with _lock:
@@ -112,21 +112,21 @@ def clip_grad_norm_(
             norm = clip.call(grads, *floats, arguments.raises, foreach)
         if norm is not None:
             return norm
-        why = MANY if clip is None else clip.why
-    if why != "begin":
-        report_once(f"torch's function clips the gradients: {why}")
+        refusal = MANY if clip is None else clip.refusal
+    if refusal != "begin":
+        report_once(f"torch's function clips the gradients: {refusal}")
     return torch.nn.utils.clip_grad_norm_(params, *torch_args)
 
 
 class Clip:
-    """Clip of the gradients of some parameters. `why` is the reason why it no longer
-    works, or "". If there is a `factor`, the factor of the clip is written to it and
-    the gradients are left as they are.
+    """Clip of the gradients of some parameters. `refusal` is the reason why it no
+    longer works, or "". If there is a `factor`, the factor of the clip is written to it
+    and the gradients are left as they are.
     """
 
     def __init__(self, factor: torch.Tensor | None = None) -> None:
         attach()
-        self.why = ""
+        self.refusal = ""
         self.factor = factor
         self.compilations = Compilations()
         traced = copied(_clipped if factor is None else _measured, ())
@@ -135,9 +135,9 @@ class Clip:
             compiled, traced
         )
 
-    def call(self, arguments: _Given) -> torch.Tensor | None:
-        """Clip and return the total norm; None, with `why`, if nothing was written."""
-        if self.why:
+    def call(self, arguments: _ClipArguments) -> torch.Tensor | None:
+        """Clip and return the total norm; None, with `refusal`, if it wrote nothing."""
+        if self.refusal:
             return None
         arguments.factor = self.factor
         if self.factor is not None:
@@ -150,7 +150,7 @@ class Clip:
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
             check_memory(arguments.grads)
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             self.compilations.forget()
             return None
         if self.compilations.fakes.hold:
@@ -162,7 +162,7 @@ class Clip:
 
 
 @dataclass(eq=False)
-class _Given:
+class _ClipArguments:
     """Arguments of a call, in the form that Dynamo traces. `raises` is
     `error_if_nonfinite`.
 
@@ -184,7 +184,7 @@ class _Holder:
         self.grad = grad
 
 
-def _clipped(self: _Given) -> torch.Tensor:
+def _clipped(self: _ClipArguments) -> torch.Tensor:
     """Do the work of torch's function. With `raises`, leave gradients as they are where
     the norm is not finite.
     """
@@ -207,7 +207,7 @@ def _clipped(self: _Given) -> torch.Tensor:
     return norm
 
 
-def _measured(self: _Given) -> torch.Tensor:
+def _measured(self: _ClipArguments) -> torch.Tensor:
     """Write the factor of the clip to `factor`, and return the total norm."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
@@ -249,7 +249,7 @@ class _Clips:
     """
 
     def __init__(self, first: torch.Tensor) -> None:
-        self.life = compat.Life(first)
+        self.life = compat.WeakMemory(first)
         self.of: dict[Any, Clip | SpreadClip] = {}
 
 
@@ -283,11 +283,11 @@ def _may_defer(
     params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], are_dtensors: bool
 ) -> bool:
     """May a clip be left to steps? If not, add a Report with the reason."""
-    why = why_not_left(params)
+    refusal = why_not_left(params)
     if are_dtensors:
-        why = "gradients are DTensors"
+        refusal = "gradients are DTensors"
     elif any(map(torch.Tensor.is_inference, grads)):
-        why = "gradients of inference mode have no version counters"
-    if why:
-        report_once(f"fuseopt does not defer the clip: {why}")
-    return not why
+        refusal = "gradients of inference mode have no version counters"
+    if refusal:
+        report_once(f"fuseopt does not defer the clip: {refusal}")
+    return not refusal

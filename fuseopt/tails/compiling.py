@@ -9,8 +9,8 @@ from .. import compat
 from ..compiler.report import Report
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import leading
-from ..replicate.around import StepWrapper
 from ..replicate.driver import LedOptimizer
+from ..replicate.step_wrapper import StepWrapper
 from ..shadow.optimizer import Write
 
 
@@ -36,14 +36,16 @@ class Compiling:
         self._compilations = Compilations()
         self._first: Report | None = None
 
-    def representatives(
+    def leader(
         self,
-        around: StepWrapper,
+        wrapper: StepWrapper,
         outward: Callable[[list[Write]], list[Write]] | None = None,
     ) -> LedOptimizer:
-        """Return the representatives that lead the step with the calls `around` it."""
-        reports = self._compilations.told
-        return LedOptimizer(self.function, self.options, reports, outward, around)
+        """Return the leader of the step with the calls of `wrapper` before and after
+        it.
+        """
+        reports = self._compilations.reports
+        return LedOptimizer(self.function, self.options, reports, outward, wrapper)
 
     def make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
         """Compile the step; see `LedOptimizer.step`."""

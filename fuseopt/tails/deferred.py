@@ -26,7 +26,7 @@ from ..errors import CaptureError
 from ..isolate.isolated import TRACES, OptimizerCompiler
 from ..locks import new_rlock
 from .arguments import gradients_of, parameters_of
-from .in_one import SingleGraph
+from .single_graph import SingleGraph
 from .steps import has_state
 
 Tensors = list[torch.Tensor]
@@ -213,7 +213,7 @@ class ClippedStep:
     def __init__(self, isolated: OptimizerCompiler, optimizer: Optimizer) -> None:
         options = isolated.options
         self._config = resolve(None, options)
-        self.in_one = SingleGraph(
+        self.single_graph = SingleGraph(
             [optimizer], [isolated.function], self._config, options
         )
         # true if the optimizer has stepped before, so that its state exists
@@ -228,18 +228,18 @@ class ClippedStep:
         grads: Tensors,
     ) -> bool:
         """Step with gradients times `factor`. Return False if nothing was done."""
-        one = self.in_one
+        one = self.single_graph
         if compat.stance() not in TRACES or not compat.without_modes():
             return False
         begun, self._begun = self._begun or has_state(optimizer), True
-        if not begun or one.why or optimizer.defaults.get("differentiable"):
+        if not begun or one.refusal or optimizer.defaults.get("differentiable"):
             return False
         with torch.no_grad():
             if one.repeats and self._content["factor"] is factor:
                 if one.again() is not None:
                     return True
-            content = self._content = content_of(factor)
-            result = one.step(content, True, params, grads)
+            tail_inputs = self._content = content_of(factor)
+            result = one.step(tail_inputs, True, params, grads)
         if isinstance(result, str):
             said = f"The step of {type(optimizer).__name__} cannot clip: {result}"
             if self._config.fallback == "error":
@@ -306,7 +306,7 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
         )
         if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
-        if isolated.stored is not None:
+        if isolated.packed_step is not None:
             return f"the state of {name} is kept packed"
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"

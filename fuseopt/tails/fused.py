@@ -31,7 +31,7 @@ from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
-from ..inputs.policy import Refusing
+from ..inputs.policy import RefusingPolicy
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
 from ..replicate.backend import check_update
@@ -49,9 +49,9 @@ REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput, NotTraced)
 PATIENCE = 16
 
 
-class Fused:
-    """Tail of some optimizers in one graph. `why` is the reason why it no longer is, or
-    "". `since` is the reason why the tail is not led, if that was tried.
+class FusedTail:
+    """Tail of some optimizers in one graph. `refusal` is the reason why it no longer
+    is, or "". `since` is the reason why the tail is not led, if that was tried.
 
     `functions` are those of their steps, without the layers around them.
     """
@@ -67,7 +67,7 @@ class Fused:
         self.functions = functions
         self.config = config
         self.options = options
-        self.why = "the option verify is on" if config.verify else ""
+        self.refusal = "the option verify is on" if config.verify else ""
         self.since = ""
         self.pending = Pending()
         self.compilations = Compilations()
@@ -80,7 +80,7 @@ class Fused:
         self.skips = False
         # true if the last call ended normally. `compiled_nothing`: true if it compiled
         # nothing
-        self._sound = True
+        self._completed = True
         self.compiled_nothing = False
 
     def release(self) -> None:
@@ -91,21 +91,21 @@ class Fused:
         self.compilations.forget()
 
     def step(
-        self, content: Mapping[str, Any], drops: bool
+        self, tail_inputs: Mapping[str, Any], drops: bool
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. Return the result of `sequence.whole`, or None, with `why`, if
-        nothing was written.
+        """Do one tail. Return the result of `sequence.whole`, or None, with `refusal`,
+        if nothing was written.
 
-        `content` has the attributes of a `TailInputs` without the optimizers. With
+        `tail_inputs` has the attributes of a `TailInputs` without the optimizers. With
         `drops` nothing reads gradients after the call.
         """
-        if not self._sound:
+        if not self._completed:
             self._cut_off()
         was_quiet = self.compiled_nothing
-        self._sound = False
+        self._completed = False
         try:
-            result = self._step(content, drops)
-            self._sound = True
+            result = self._step(tail_inputs, drops)
+            self._completed = True
             return result
         except Exception as error:
             reraise(error)
@@ -115,17 +115,17 @@ class Fused:
             if (was_quiet and not expected) or compat.must_fail():
                 raise
             # if the error is the step's own, the pieces raise it again
-            self._sound = True
+            self._completed = True
             cause = error.__cause__ if _is_observed(error) else error
             assert cause is not None
-            self.why = compat.reason_of(cause)
+            self.refusal = compat.reason_of(cause)
             self.release()
             return None
         finally:
             self.pending.drop()
 
     def _step(
-        self, content: Mapping[str, Any], drops: bool
+        self, tail_inputs: Mapping[str, Any], drops: bool
     ) -> tuple[torch.Tensor, ...]:
         if not self.shadows:
             pairs = zip(self.functions, self.optimizers, strict=True)
@@ -141,8 +141,8 @@ class Fused:
             shadow.refresh(optimizer)
         inputs = self.inputs
         assert inputs is not None
-        inputs.__dict__.update(content)
-        inputs.optimizers = [shadow.itself for shadow in self.shadows]
+        inputs.__dict__.update(tail_inputs)
+        inputs.optimizers = [shadow.stand_in for shadow in self.shadows]
         inputs.steps = [*self.functions]
         self.skips = inputs.skips
         self.drops = drops
@@ -230,7 +230,7 @@ def _is_observed(error: Exception) -> bool:
 class _Graph:
     """One of Dynamo's graphs of a tail. Its first call plans it, with known tensors."""
 
-    def __init__(self, owner: Fused, gm: GraphModule) -> None:
+    def __init__(self, owner: FusedTail, gm: GraphModule) -> None:
         self.owner = owner
         self.gm = gm
         self.inner: CompiledStep | None = None
@@ -266,7 +266,7 @@ class _Graph:
         owner, gm, clock = self.owner, self.gm, Clock()
         current_args = [args]
         weak_owner = weakref.ref(owner)
-        reports = owner.compilations.told
+        reports = owner.compilations.reports
 
         def captured(gm: GraphModule, args: Sequence[Any]) -> Captured:
             owner = weak_owner()
@@ -292,12 +292,12 @@ class _Graph:
 
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        policy = Refusing("tensors of the tail share memory")
+        policy = RefusingPolicy("tensors of the tail share memory")
         return CompiledStep(source, program, plan, policy, None, owner.pending)
 
 
 def predicated(
-    owner: Fused, captured: Captured, gm: GraphModule, args: Sequence[Any]
+    owner: FusedTail, captured: Captured, gm: GraphModule, args: Sequence[Any]
 ) -> Captured:
     """Return a captured tail with skips of its steps, and without unread gradients."""
     tensors = GraphTensors(gm, captured.tensor_args).tensors(args)
@@ -305,7 +305,7 @@ def predicated(
     flag_of: dict[int, int] = {}
     if owner.skips:
         for k, shadow in enumerate(owner.shadows):
-            flag_of.update(dict.fromkeys(_tensor_ids(shadow.itself), k))
+            flag_of.update(dict.fromkeys(_tensor_ids(shadow.stand_in), k))
     modes: dict[int, int] = {}
     for place, t in enumerate(tensors):
         if id(t) in dropped:

@@ -21,15 +21,15 @@ from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
 from ..inputs.keys import GRAD, LanesDiffer
-from ..replicate.aside import StaleTailInputs, TailArguments
 from ..replicate.driver import LedOptimizer
 from ..replicate.models import BESIDE
+from ..replicate.tail_arguments import StaleTailInputs, TailArguments
 from ..replicate.worth import FEW_OF_TAIL, many_lanes
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .compiling import Compiling
 from .fused import REFUSALS
-from .models import Updated
+from .models import ModelUpdate
 from .predication import DROPPED, predicate
 from .sequence import average, clamp
 from .stats import norms_of
@@ -55,20 +55,20 @@ class TailPlan:
     """
 
     def __init__(
-        self, content: Mapping[str, Any], factors: Factors, drops: bool, dtypes: Any
+        self, tail_inputs: Mapping[str, Any], factors: Factors, drops: bool, dtypes: Any
     ) -> None:
-        self.divides = content["divisor"] is not None
+        self.divides = tail_inputs["divisor"] is not None
         self.factors = sum(x is not None for x in (factors.unscales, factors.clips))
-        limit = content["max_value"]
+        limit = tail_inputs["max_value"]
         #: the number of shared arguments for the limit of elements: 0, 1 or 2
         self.limits = 0 if limit is None else 2 - isinstance(limit, torch.Tensor)
-        self.adapts = content["adaptive"] is not None
-        self.averages = len(content["averages"])
-        self.models: list[Updated] = [x.alone() for x in content["models"]]
-        self.copies = len(content["copies"])
-        self.decays = [isinstance(x, torch.Tensor) for x in content["decays"]]
-        self.zeroed = content["zeroed"]
-        self.measured = content["measured"]
+        self.adapts = tail_inputs["adaptive"] is not None
+        self.averages = len(tail_inputs["averages"])
+        self.models: list[ModelUpdate] = [x.alone() for x in tail_inputs["models"]]
+        self.copies = len(tail_inputs["copies"])
+        self.decays = [isinstance(x, torch.Tensor) for x in tail_inputs["decays"]]
+        self.zeroed = tail_inputs["zeroed"]
+        self.measured = tail_inputs["measured"]
         self.measures = self.measured or self.adapts
         self.drops = drops
         self.dtypes = dtypes
@@ -183,9 +183,9 @@ class TailPlan:
         return predicate(captured, modes, flags) if modes else captured
 
 
-class Led:
-    """Tail of one optimizer whose step is led. `why` is the reason why it no longer is,
-    or "".
+class LedTail:
+    """Tail of one optimizer whose step is led. `refusal` is the reason why it no longer
+    is, or "".
 
     `function` is the step's function without the layers around it.
     """
@@ -199,7 +199,7 @@ class Led:
     ) -> None:
         self.optimizer = optimizer
         self.config = config
-        self.why = ""
+        self.refusal = ""
         self.compiling = Compiling(function, options)
         self.forms: dict[Any, LedOptimizer] = {}
         self.totals = Totals(config, self.compiling.first_launch)
@@ -210,7 +210,7 @@ class Led:
         #: what ran the last call, and its arguments
         self.last: tuple[LedOptimizer, TailArguments, NormLaunch] | None = None
         # true if the last call ended normally
-        self._sound = True
+        self._completed = True
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -221,38 +221,44 @@ class Led:
         self.totals = Totals(self.config, self.compiling.first_launch)
         self.compiling.forget()
 
-    def wants(self, content: Mapping[str, Any]) -> bool:
+    def wants(self, tail_inputs: Mapping[str, Any]) -> bool:
         """Can a call be led, and is that worth while?"""
-        if self.why or self.config.verify or any(content[name] for name in OTHERWISE):
+        if (
+            self.refusal
+            or self.config.verify
+            or any(tail_inputs[name] for name in OTHERWISE)
+        ):
             return False
-        no_other_clip = content["max_norm"] is None and content["max_value"] is None
-        if content["adaptive"] is not None and no_other_clip:
-            if content["scale"] is not None or content["judged"]:
+        no_other_clip = (
+            tail_inputs["max_norm"] is None and tail_inputs["max_value"] is None
+        )
+        if tail_inputs["adaptive"] is not None and no_other_clip:
+            if tail_inputs["scale"] is not None or tail_inputs["judged"]:
                 return False  # in one graph the flag comes with the norms of units
-        if not all(model.key is not None for model in content["models"]):
+        if not all(model.key is not None for model in tail_inputs["models"]):
             return False
         return many_lanes(self.optimizer, FEW_OF_TAIL)
 
     def step(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         drops: bool,
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. Return the result of `sequence.whole`, or None, with `why`, if
-        nothing was written.
+        """Do one tail. Return the result of `sequence.whole`, or None, with `refusal`,
+        if nothing was written.
 
         With `drops`, nothing reads gradients after the call. `params` and `grads` are
         the optimizer's, each of them once.
         """
         self._begin()
         try:
-            result = self._step(content, drops, params, grads)
+            result = self._step(tail_inputs, drops, params, grads)
         except REFUSALS as error:
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             result = None
-        self._sound = True
+        self._completed = True
         if result is None:
             self.release()
         return result
@@ -271,29 +277,32 @@ class Led:
                 self.last = None
             except REFUSALS:
                 refused = True
-        self._sound = True
+        self._completed = True
         if refused:
             self.release()
-            self.why = ""  # `step` finds the reason
+            self.refusal = ""  # `step` finds the reason
         return result
 
     def _begin(self) -> None:
         """Forget the last call if an exception ended it."""
-        if not self._sound:
+        if not self._completed:
             self.totals.forget()
             self.last = None
-        self._sound = False
+        self._completed = False
 
     def _step(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         drops: bool,
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        columns, cells = columns_of(content, params), self._cells(content, params)
-        n_averages = len(content["averages"])
-        columns[n_averages:n_averages] = self._of_models(content["models"], params)
+        columns, cells = (
+            columns_of(tail_inputs, params),
+            self._cells(tail_inputs, params),
+        )
+        n_averages = len(tail_inputs["averages"])
+        columns[n_averages:n_averages] = self._of_models(tail_inputs["models"], params)
         if self.table is not None and cells:
             columns += self.table.of_parameters()
         optimizers = [self.optimizer]
@@ -302,29 +311,31 @@ class Led:
             return gradients_of(parameters_of(optimizers))
 
         for _ in range(TRIES):
-            ahead = self.totals.of(content, grads, read_grads, cells)
-            factors = ahead.factors
-            shared = shared_of(content, factors, params[0].device)
+            norm_launch = self.totals.of(tail_inputs, grads, read_grads, cells)
+            factors = norm_launch.factors
+            shared = shared_of(tail_inputs, factors, params[0].device)
             tensors = [id(x) for x in shared if isinstance(x, torch.Tensor)]
             if len({*tensors}) < len(tensors):
                 raise LanesDiffer("one tensor is in two arguments of a tail")
-            leader = self._form(content, factors, drops, params, columns)
-            aside = TailArguments(columns, shared, factors.skip, ahead)
+            leader = self._form(tail_inputs, factors, drops, params, columns)
+            tail_arguments = TailArguments(columns, shared, factors.skip, norm_launch)
             try:
-                result = self._done(leader, aside, ahead)
+                result = self._done(leader, tail_arguments, norm_launch)
             except StaleTailInputs:
-                self.totals.drop(ahead)
+                self.totals.drop(norm_launch)
                 grads = read_grads()
                 continue
             if result is not None:
-                for model in content["models"]:
+                for model in tail_inputs["models"]:
                     model.finish(params)
-                aside.again = leader.lanes
-                self.last = leader, aside, ahead
+                tail_arguments.again = leader.lanes
+                self.last = leader, tail_arguments, norm_launch
             return result
         raise LanesDiffer("gradients change during the step")
 
-    def _of_models(self, models: Sequence[Updated], params: Tensors) -> list[Tensors]:
+    def _of_models(
+        self, models: Sequence[ModelUpdate], params: Tensors
+    ) -> list[Tensors]:
         """Return a column of averages for each averaged model: the lists of the last
         call if their tensors are the same.
         """
@@ -337,55 +348,60 @@ class Led:
             self.models = columns
         return self.models
 
-    def _cells(self, content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+    def _cells(self, tail_inputs: Mapping[str, Any], params: Tensors) -> list[Tensors]:
         """Return the columns for statistics of gradients; [] without statistics."""
-        if not content["measured"]:
+        if not tail_inputs["measured"]:
             return []
         if self.table is None or not self.table.fits(params):
             self.table = Table(len(params), params[0].device)
         return self.table.of_gradients([p.grad is not None for p in params])
 
     def _done(
-        self, leader: LedOptimizer, aside: TailArguments, ahead: NormLaunch
+        self,
+        leader: LedOptimizer,
+        tail_arguments: TailArguments,
+        norm_launch: NormLaunch,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Launch a tail. Return None, with `why`, if nothing was written. Raises
+        """Launch a tail. Return None, with `refusal`, if nothing was written. Raises
         StaleTailInputs.
         """
-        n_reports = len(leader.task.told)
+        n_reports = len(leader.task.reports)
         try:
-            did_step = leader.step(self.optimizer, self.compiling.make, aside=aside)
+            did_step = leader.step(
+                self.optimizer, self.compiling.make, tail_arguments=tail_arguments
+            )
         finally:
-            ahead.done()
+            norm_launch.done()
         if not did_step:
-            self.why = leader.why or "Dynamo leaves it to eager"
+            self.refusal = leader.refusal or "Dynamo leaves it to eager"
             return None
-        if len(leader.task.told) > n_reports:
-            self.compiling.tell(leader.task.told[n_reports:])
-        if not ahead.cells:
-            return tuple(ahead.results)
+        if len(leader.task.reports) > n_reports:
+            self.compiling.tell(leader.task.reports[n_reports:])
+        if not norm_launch.cells:
+            return tuple(norm_launch.results)
         assert self.table is not None
-        return *ahead.results, self.table.numbers.clone()
+        return *norm_launch.results, self.table.numbers.clone()
 
     def _form(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         factors: Factors,
         drops: bool,
         params: Tensors,
         columns: Sequence[Tensors],
     ) -> LedOptimizer:
         """Return the representatives for these options, made if there are none."""
-        n_cells = len(OF_PARAMETERS) * content["measured"]
+        n_cells = len(OF_PARAMETERS) * tail_inputs["measured"]
         dtypes = dtypes_beside(params, columns[: len(columns) - n_cells])
         key = (
             drops,
-            content["zeroed"],
-            content["measured"],
+            tail_inputs["zeroed"],
+            tail_inputs["measured"],
             tuple([frozenset(x.items()) for x in dtypes]),
-            tuple(x.key for x in content["models"]),
-            tuple(map(type, content["decays"])),
-            *(type(content[x]) for x in ("divisor", "max_value")),
-            *map(type, content["adaptive"] or ()),
+            tuple(x.key for x in tail_inputs["models"]),
+            tuple(map(type, tail_inputs["decays"])),
+            *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
+            *map(type, tail_inputs["adaptive"] or ()),
             *(x is None for x in factors),
         )
         leader = self.forms.pop(key, None)
@@ -394,17 +410,17 @@ class Led:
         else:
             while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
-            form = TailPlan(content, factors, drops, [*dtypes, *[None] * n_cells])
-            leader = self.forms[key] = self.compiling.representatives(form)
+            form = TailPlan(tail_inputs, factors, drops, [*dtypes, *[None] * n_cells])
+            leader = self.forms[key] = self.compiling.leader(form)
         return leader
 
 
-def columns_of(content: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+def columns_of(tail_inputs: Mapping[str, Any], params: Tensors) -> list[Tensors]:
     """Return the columns of averages and copies, each with a tensor for each parameter.
     Raises LanesDiffer if they are not of all parameters in their order.
     """
     columns = []
-    for averages, source in (*content["averages"], *content["copies"]):
+    for averages, source in (*tail_inputs["averages"], *tail_inputs["copies"]):
         if len(source) != len(params) or not all(map(is_, source, params)):
             raise LanesDiffer("an average does not cover all parameters in their order")
         columns.append(averages)
@@ -428,17 +444,17 @@ def dtypes_beside(
 
 
 def shared_of(
-    content: Mapping[str, Any], factors: Factors, device: torch.device
+    tail_inputs: Mapping[str, Any], factors: Factors, device: torch.device
 ) -> list[Any]:
     """Return the arguments that all lanes share, in the order of `TailPlan`."""
-    shared = [content["divisor"], factors.unscales, factors.clips]
-    limit = content["max_value"]
+    shared = [tail_inputs["divisor"], factors.unscales, factors.clips]
+    limit = tail_inputs["max_value"]
     if limit is not None:
         shared += [limit] if isinstance(limit, torch.Tensor) else [limit, -limit]
-    shared += content["adaptive"] or ()
+    shared += tail_inputs["adaptive"] or ()
     shared += [
         decay if isinstance(decay, torch.Tensor) else 1 - decay
-        for decay in content["decays"]
+        for decay in tail_inputs["decays"]
     ]
-    shared += [x.number.to(device) for x in content["models"]]
+    shared += [x.number.to(device) for x in tail_inputs["models"]]
     return [x for x in (*shared, factors.skip) if x is not None]

@@ -18,11 +18,11 @@ from .. import compat
 from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
-from ..inputs.given import PartMismatch
 from ..inputs.keys import LanesDiffer
-from ..replicate.around import StepWrapper
-from ..replicate.aside import TailArguments
+from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
+from ..replicate.step_wrapper import StepWrapper
+from ..replicate.tail_arguments import TailArguments
 from ..shards.local import LocalOptimizer, part_of
 from .compiling import Compiling
 from .fused import REFUSALS
@@ -35,14 +35,14 @@ Tensors = list[torch.Tensor]
 OTHERWISE = ("models", "objects", "adaptive", "measured")
 
 
-class Clipped(NamedTuple):
-    """Result of a call that did only the clip: the reason `why`, the total norm."""
+class ClipAlone(NamedTuple):
+    """Result of a call that did only the clip: the reason `refusal`, the total norm."""
 
-    why: str
+    refusal: str
     norm: torch.Tensor
 
 
-class PartsForm:
+class PartsWrapper:
     """Calls around a step of local parts; see `StepWrapper`.
 
     It is a `TailPlan` that computes the clip's factor in the launch of the step. The
@@ -123,9 +123,9 @@ class LocalColumns:
         return parts
 
 
-class LedParts:
-    """Tail of one optimizer of DTensors. `why` is the reason why it runs in pieces, or
-    "".
+class LedPartsTail:
+    """Tail of one optimizer of DTensors. `refusal` is the reason why it runs in pieces,
+    or "".
 
     `function` is the step's function without the layers around it.
     """
@@ -139,7 +139,7 @@ class LedParts:
     ) -> None:
         self.optimizer = optimizer
         self.config = config
-        self.why = ""
+        self.refusal = ""
         self.compiling = Compiling(function, options)
         self.local: LocalOptimizer | None = None
         self.norms: dict[Any, PartNorm] = {}
@@ -148,7 +148,7 @@ class LedParts:
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
         # true if the last call ended normally
-        self._sound = True
+        self._completed = True
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -160,20 +160,20 @@ class LedParts:
         self.local = self.leader = None
         self.compiling.forget()
 
-    def why_not(self, content: Mapping[str, Any]) -> str:
+    def why_not(self, tail_inputs: Mapping[str, Any]) -> str:
         """Return the reason why a call must run in pieces, or ""."""
-        if self.why or self.config.verify:
-            return self.why or "the option verify is on"
-        unsupported = [name for name in OTHERWISE if content[name]]
-        (found_inf,) = content["founds"]
-        if content["scale"] is not None or found_inf is not None:
+        if self.refusal or self.config.verify:
+            return self.refusal or "the option verify is on"
+        unsupported = [name for name in OTHERWISE if tail_inputs[name]]
+        (found_inf,) = tail_inputs["founds"]
+        if tail_inputs["scale"] is not None or found_inf is not None:
             unsupported.append("a scaler")
-        if content["judged"]:
+        if tail_inputs["judged"]:
             unsupported.append("skip_nonfinite")
         tensor_names = [
             name
             for name in ("max_norm", "divisor")
-            if isinstance(content[name], torch.Tensor)
+            if isinstance(tail_inputs[name], torch.Tensor)
         ]
         unsupported += [f"a {name} that is a tensor" for name in tensor_names]
         if not unsupported:
@@ -182,28 +182,28 @@ class LedParts:
 
     def step(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         drops: bool,
         params: Tensors,
         grads: Tensors,
-    ) -> tuple[torch.Tensor, ...] | Clipped | str:
+    ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
         """Do one tail. Return the result of `sequence.whole`; or the reason why nothing
-        was written; or a `Clipped` if only the clip was done. `params` and `grads` are
-        the optimizer's, each of them once.
+        was written; or a `ClipAlone` if only the clip was done. `params` and `grads`
+        are the optimizer's, each of them once.
         """
-        if not self._sound:
+        if not self._completed:
             for norm in self.norms.values():
                 norm.forget()
-        self._sound = False
+        self._completed = False
         try:
             local = self.local = self.local or LocalOptimizer(self.optimizer)
             try:
-                wholes = columns_of(content, params)
+                wholes = columns_of(tail_inputs, params)
                 columns = self._refresh(local, params, wholes)
             except (LanesDiffer, PartMismatch) as error:
-                self._sound = True
+                self._completed = True
                 return str(error)  # the next call may succeed
-            return self._led(local, content, drops, params, grads, wholes, columns)
+            return self._led(local, tail_inputs, drops, params, grads, wholes, columns)
         finally:
             if self.local is not None:
                 self.local.given.drop()
@@ -220,36 +220,36 @@ class LedParts:
     def _led(
         self,
         local: LocalOptimizer,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         drops: bool,
         params: Tensors,
         grads: Tensors,
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
-    ) -> tuple[torch.Tensor, ...] | Clipped | str:
+    ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
         norms_asked: list[tuple[PartNorm, Tensors]] = []
         try:
             result = self._step(
-                local, content, drops, grads, wholes, columns, norms_asked
+                local, tail_inputs, drops, grads, wholes, columns, norms_asked
             )
         except (PartMismatch, *REFUSALS) as error:
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             result = None
-        self._sound = True
+        self._completed = True
         if result is not None:
             return result
         local.given.drop()
         clipped = None
         if norms_asked and self.config.fallback != "error":
             # the collective was called, and must not be called again
-            clipped = self._clip_alone(*norms_asked[0], content, grads)
+            clipped = self._clip_alone(*norms_asked[0], tail_inputs, grads)
         self.release()
-        return clipped or self.why
+        return clipped or self.refusal
 
     def _step(
         self,
         local: LocalOptimizer,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         drops: bool,
         grads: Tensors,
         wholes: Sequence[Tensors],
@@ -260,43 +260,45 @@ class LedParts:
         local parts of gradients.
         """
         parts = [g for g in local.given.grads or () if g is not None]
-        norm = self._norm(content, grads, parts)
+        norm = self._norm(tail_inputs, grads, parts)
         local_params = local.given.params
-        leader, total = self._form(content, norm, drops, local_params, columns)
-        shared = shared_of(content, NO_FACTORS, local_params[0].device)
+        leader, total = self._form(tail_inputs, norm, drops, local_params, columns)
+        shared = shared_of(tail_inputs, NO_FACTORS, local_params[0].device)
         if norm is not None:
-            shared = [*norm.values, total, content["max_norm"], *shared]
-            norm(parts, content["divisor"])
+            shared = [*norm.values, total, tail_inputs["max_norm"], *shared]
+            norm(parts, tail_inputs["divisor"])
             norms_asked.append((norm, parts))
-        n_reports = len(leader.task.told)
-        aside = TailArguments(columns, shared)
+        n_reports = len(leader.task.reports)
+        tail_arguments = TailArguments(columns, shared)
         self.leader = leader
-        if not leader.step(local.itself, self.compiling.make, local.given, aside):
-            self.why = leader.why or "Dynamo leaves it to eager"
+        if not leader.step(
+            local.stand_in, self.compiling.make, local.given, tail_arguments
+        ):
+            self.refusal = leader.refusal or "Dynamo leaves it to eager"
             return None
         local.settle()
         written = [t for column in wholes for t in column]
-        scaled = [content[x] for x in ("divisor", "max_norm", "max_value")]
-        if content["zeroed"] or (not drops and any(x is not None for x in scaled)):
+        scaled = [tail_inputs[x] for x in ("divisor", "max_norm", "max_value")]
+        if tail_inputs["zeroed"] or (not drops and any(x is not None for x in scaled)):
             written += grads
         compat.bump_versions(written)
-        self.compiling.tell(leader.task.told[n_reports:])
+        self.compiling.tell(leader.task.reports[n_reports:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
 
     def _clip_alone(
         self,
         norm: PartNorm,
         parts: Tensors,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         grads: Tensors,
-    ) -> Clipped:
+    ) -> ClipAlone:
         """Clip with the values of the collective that was called."""
-        if content["divisor"] is not None:
-            torch._foreach_div_(parts, content["divisor"])
-        total, factor = norm.finish(norm.values, content["max_norm"])
+        if tail_inputs["divisor"] is not None:
+            torch._foreach_div_(parts, tail_inputs["divisor"])
+        total, factor = norm.finish(norm.values, tail_inputs["max_norm"])
         torch._foreach_mul_(parts, factor)
         compat.bump_versions(grads)
-        return Clipped(self.why, compat.spread(total.clone(), norm.spec))
+        return ClipAlone(self.refusal, compat.spread(total.clone(), norm.spec))
 
     def _helper(self) -> Any:
         """Return the guards' library, if it may read fields of objects in memory."""
@@ -304,16 +306,27 @@ class LedParts:
         return leader.helper if leader is not None and self.config.raw_fields else None
 
     def _norm(
-        self, content: Mapping[str, Any], grads: Tensors, parts: Tensors
+        self, tail_inputs: Mapping[str, Any], grads: Tensors, parts: Tensors
     ) -> PartNorm | None:
         """Return the norm for these gradients, made if need be; None without a clip."""
-        if content["max_norm"] is None:
+        if tail_inputs["max_norm"] is None:
             return None
-        divisor = content["divisor"]
-        key = len(grads), tuple(content["places"]), content["norm_type"], type(divisor)
+        divisor = tail_inputs["divisor"]
+        key = (
+            len(grads),
+            tuple(tail_inputs["places"]),
+            tail_inputs["norm_type"],
+            type(divisor),
+        )
         norm = self.norms.pop(key, None)
         if norm is None or not norm.fits(grads):
-            arguments = grads, parts, content["places"], content["norm_type"], divisor
+            arguments = (
+                grads,
+                parts,
+                tail_inputs["places"],
+                tail_inputs["norm_type"],
+                divisor,
+            )
             norm = PartNorm(*arguments, self.config, self.compiling.first_launch)
         while len(self.norms) >= MAX_FORMS:
             del self.norms[next(iter(self.norms))]
@@ -322,7 +335,7 @@ class LedParts:
 
     def _form(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         norm: PartNorm | None,
         drops: bool,
         params: Sequence[torch.Tensor],
@@ -334,10 +347,10 @@ class LedParts:
         dtypes = dtypes_beside([*params], columns)
         key = (
             drops,
-            content["zeroed"],
+            tail_inputs["zeroed"],
             tuple([frozenset(x.items()) for x in dtypes]),
-            tuple(map(type, content["decays"])),
-            *(type(content[x]) for x in ("divisor", "max_value")),
+            tuple(map(type, tail_inputs["decays"])),
+            *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
             None if norm is None else id(norm),
         )
         cached = self.forms.pop(key, None)
@@ -351,9 +364,9 @@ class LedParts:
             device = norm.values[0].device
             total = torch.empty((), dtype=norm.dtype, device=device)
             factors = Factors(None, None, total)
-        inner = TailPlan(content, factors, drops, dtypes)
-        form: StepWrapper = inner if norm is None else PartsForm(inner, norm)
+        inner = TailPlan(tail_inputs, factors, drops, dtypes)
+        form: StepWrapper = inner if norm is None else PartsWrapper(inner, norm)
         assert self.local is not None
-        leader = self.compiling.representatives(form, self.local.outward)
+        leader = self.compiling.leader(form, self.local.outward)
         self.forms[key] = leader, total
         return leader, total

@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import chain
 from operator import is_
 
-from .beside import Beside
+from .averages import Averages
 from .order import ClipOrder
 
 
 class Lists:
     """Lists of averages, their sources and copies, and the list of a clip's order."""
 
-    def __init__(self, beside: Beside, order: ClipOrder) -> None:
+    def __init__(self, beside: Averages, order: ClipOrder) -> None:
         self._owners = beside, order
         self._lists = [*beside.lists, *order.lists]
         self._note()

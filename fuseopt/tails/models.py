@@ -24,7 +24,7 @@ from .arguments import check_beside
 Tensors = list[torch.Tensor]
 
 
-class Updated:
+class ModelUpdate:
     """One update of an averaged model, in the form that Dynamo traces.
 
     `groups` are pairs (averages, sources), each of one device and dtype. `follows` are
@@ -44,9 +44,9 @@ class Updated:
     pairs: list[tuple[torch.Tensor, torch.Tensor]]
     key: Any
 
-    def alone(self) -> Updated:
+    def alone(self) -> ModelUpdate:
         """Return the function of this update, without tensors."""
-        copy = Updated()
+        copy = ModelUpdate()
         copy.function, copy.single, copy.first = self.function, self.single, self.first
         return copy
 
@@ -96,7 +96,7 @@ class Updated:
             yield from averages
 
 
-class Averaged:
+class AveragedPair:
     """AveragedModel and its model. Raises ValueError if their tensors differ."""
 
     def __init__(self, averaged: AveragedModel, model: torch.nn.Module) -> None:
@@ -110,14 +110,14 @@ class Averaged:
         self._follows: list[tuple[Tensors, Tensors]] = []
         self._look()
 
-    def update(self) -> Updated:
+    def update(self) -> ModelUpdate:
         """Return the update of a call. Wait for the device if other code wrote the
         counter since the last update.
         """
         self._look()
         number = self.averaged.n_averaged
         counter, version = self._known
-        new_update = Updated()
+        new_update = ModelUpdate()
         new_update.groups, new_update.follows = self._groups, self._follows
         new_update.function, new_update.single = (
             self.averaged.multi_avg_fn,
@@ -181,8 +181,8 @@ def _groups(
     return [*groups.values()]
 
 
-def _key(averaging: Updated) -> tuple[Any, ...] | None:
-    """Return the key of an update, see Updated. All of torch's functions have one,
+def _key(averaging: ModelUpdate) -> tuple[Any, ...] | None:
+    """Return the key of an update, see ModelUpdate. All of torch's functions have one,
     except the one that reads a tensor as a number.
     """
     function = averaging.single if averaging.function is None else averaging.function
@@ -207,7 +207,7 @@ _MAKE: tuple[Callable[[], Any], ...] = (
 _ALIKE = {inspect.unwrap(make()).__code__ for make in _MAKE}
 
 
-def update(models: Iterable[Updated]) -> None:
+def update(models: Iterable[ModelUpdate]) -> None:
     """Do the work of AveragedModel.update_parameters; traced, and in eager."""
     for model in models:
         for averages, source in model.groups:

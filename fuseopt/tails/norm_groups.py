@@ -161,7 +161,7 @@ class NormGroups:
         """Multiply the gradients of `params` by `factor`, in memory."""
         grads = [p.grad for p in params if p.grad is not None]
         if grads:
-            self._scaled(_Given([grads], [self.factor], 0.0), _foreach_scaled)
+            self._scaled(_NormArguments([grads], [self.factor], 0.0), _foreach_scaled)
 
     # ---------------------------------------------------------------- of this process
 
@@ -183,7 +183,7 @@ class NormGroups:
         if there:
             grads = [grads_of_each[k] for k in there]
             outs = [values[k] for k in there]
-            self._norms(_Given(grads, outs, norm_type), _eager_norms)
+            self._norms(_NormArguments(grads, outs, norm_type), _eager_norms)
         return values
 
     # ---------------------------------------------------------------- of all processes
@@ -264,7 +264,7 @@ def clip_groups(
 
 
 def step_of_groups(
-    tail: Any, call: Callable[..., Outcome], content: dict[str, Any], params: Any
+    tail: Any, call: Callable[..., Outcome], tail_inputs: dict[str, Any], params: Any
 ) -> Outcome:
     """Do a call of a tail whose norm spans processes: `call` scales by the factor.
 
@@ -273,9 +273,9 @@ def step_of_groups(
     groups: NormGroups = tail.norm_groups
     excluded = {
         "scaler": tail.scaler is not None,
-        "skip_nonfinite": content["judged"],
+        "skip_nonfinite": tail_inputs["judged"],
         "error_if_nonfinite": tail.error_if_nonfinite,
-        "clip_parameters": bool(content["places"]),
+        "clip_parameters": bool(tail_inputs["places"]),
     }
     for name, given in excluded.items():
         if given:
@@ -286,19 +286,19 @@ def step_of_groups(
             "with them, and the tail without clip_grad_norm"
         )
     groups.check(params)
-    limit, content["max_norm"] = content["max_norm"], None
+    limit, tail_inputs["max_norm"] = tail_inputs["max_norm"], None
     if limit is None:
-        return call(content, params, None)
-    groups.measure(limit, content["norm_type"], content["divisor"])
-    content["factor"] = groups.factor
-    outcome = call(content, params, None)
+        return call(tail_inputs, params, None)
+    groups.measure(limit, tail_inputs["norm_type"], tail_inputs["divisor"])
+    tail_inputs["factor"] = groups.factor
+    outcome = call(tail_inputs, params, None)
     return Outcome(groups.norm.clone(), outcome.skips, outcome.stats)
 
 
 # -------------------------------------------------------------------- launches
 
 
-class _Given:
+class _NormArguments:
     """Arguments of a launch, in the form that Dynamo traces."""
 
     def __init__(self, groups: list[Any], outs: Tensors, norm_type: float) -> None:
@@ -312,18 +312,20 @@ class _Compiled:
     cannot compile it.
     """
 
-    def __init__(self, function: Callable[[_Given], None]) -> None:
+    def __init__(self, function: Callable[[_NormArguments], None]) -> None:
         attach()
-        self.why = ""
+        self.refusal = ""
         self.compilations = Compilations()
         traced = copied(function, ())
         compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
         self.compiled: Callable[[Any], None] = compat.DirectDynamoCall(compiled, traced)
 
-    def __call__(self, given: _Given, eager: Callable[[_Given], None]) -> None:
+    def __call__(
+        self, given: _NormArguments, eager: Callable[[_NormArguments], None]
+    ) -> None:
         """Call the function; `eager` does the same with torch's functions."""
         spread = any(compat.are_spread(grads) for grads in given.groups)
-        if self.why or spread or compat.stance() not in TRACES:
+        if self.refusal or spread or compat.stance() not in TRACES:
             eager(given)
             return
         try:
@@ -332,9 +334,9 @@ class _Compiled:
             reraise(error)
             if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
                 raise
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             self.compilations.forget()
-            report_once(f"torch's functions measure norm groups: {self.why}")
+            report_once(f"torch's functions measure norm groups: {self.refusal}")
             eager(given)
         else:
             if self.compilations.fakes.hold:
@@ -349,7 +351,7 @@ def _power(norm: torch.Tensor, norm_type: float) -> torch.Tensor:
     return norm if norm_type == math.inf else norm**norm_type
 
 
-def _norms(self: _Given) -> None:
+def _norms(self: _NormArguments) -> None:
     """Write the power of the norm of each group."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
@@ -358,7 +360,7 @@ def _norms(self: _Given) -> None:
         out.copy_(_power(norm, self.norm_type))
 
 
-def _eager_norms(self: _Given) -> None:
+def _eager_norms(self: _NormArguments) -> None:
     for grads, out in zip(self.groups, self.outs, strict=True):
         norm: Any = torch.nn.utils.get_total_norm(grads, self.norm_type)
         if compat.are_spread([norm]):
@@ -366,14 +368,14 @@ def _eager_norms(self: _Given) -> None:
         out.copy_(_power(norm, self.norm_type))
 
 
-def _scaled(self: _Given) -> None:
+def _scaled(self: _NormArguments) -> None:
     """Multiply gradients by a factor."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotTraced("Dynamo leaves it to eager")
     _foreach_scaled(self)
 
 
-def _foreach_scaled(self: _Given) -> None:
+def _foreach_scaled(self: _NormArguments) -> None:
     torch._foreach_mul_(self.groups[0], self.outs[0])
 
 

@@ -24,7 +24,7 @@ from ..compiler.report import Report
 from ..compiler.timing import Clock
 from ..config import Config
 from ..inputs.keys import LanesDiffer
-from ..inputs.policy import Refusing
+from ..inputs.policy import RefusingPolicy
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shards.parts import parts_of
@@ -73,7 +73,7 @@ class PartNorm:
             raise LanesDiffer(
                 "processes exchange more than one number for each gradient"
             )
-        self._config, self._told = config, notify
+        self._config, self._report = config, notify
         self._step = self._compiled(parts, divisor)
 
     def fits(self, grads: Sequence[Any]) -> bool:
@@ -185,13 +185,15 @@ class PartNorm:
 
         def tell(report: Report) -> None:
             report.traced = "the norms of parts, all lanes"
-            self._told(report)
+            self._report(report)
 
         plan = pipeline.replanner(gm, self._config, tell, Clock())
         instead = "The tail runs in pieces."
         program = planned(plan, gm, args, self._config, instead)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(source, program, plan, Refusing("gradients share memory"))
+        return CompiledStep(
+            source, program, plan, RefusingPolicy("gradients share memory")
+        )
 
     def forget(self) -> None:
         """Forget the record of the last call, which an exception ended."""

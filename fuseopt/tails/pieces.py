@@ -31,18 +31,18 @@ def run(
     optimizers: Sequence[Optimizer],
     steps: Sequence[Callable[[], Any]],
     scaler: torch.amp.GradScaler | None,
-    content: Mapping[str, Any],
+    tail_inputs: Mapping[str, Any],
     raises: bool,
     compiled: bool,
 ) -> tuple[torch.Tensor | None, list[bool], torch.Tensor | None]:
     """Do a tail in pieces. Return the total norm or None, for each optimizer whether
     its step was skipped, and the table of statistics or None.
 
-    `steps` are called in place of each `optimizer.step`. `content` has the attributes
-    of a `TailInputs`. With `raises`, a norm that is not finite raises RuntimeError, as
-    in torch. With `compiled`, a clip is worth compiling.
+    `steps` are called in place of each `optimizer.step`. `tail_inputs` has the
+    attributes of a `TailInputs`. With `raises`, a norm that is not finite raises
+    RuntimeError, as in torch. With `compiled`, a clip is worth compiling.
     """
-    inputs = TailInputs(**content)
+    inputs = TailInputs(**tail_inputs)
     all_grads = [g for optimizer in optimizers for g in gradients(optimizer)]
     with torch.no_grad():
         if all_grads and inputs.divisor is not None:

@@ -16,7 +16,7 @@ from ..shadow.whole import NotTraced
 from .adapters import Update
 from .adaptive import adapt
 from .arguments import parameters_of
-from .models import Updated, update
+from .models import ModelUpdate, update
 from .order import arranged
 from .stats import begin, table
 
@@ -60,15 +60,15 @@ class TailInputs:
     judged: bool
     averages: list[tuple[Tensors, Tensors]]
     decays: list[Any]
-    models: list[Updated]
+    models: list[ModelUpdate]
     objects: list[Update]
     copies: list[tuple[Tensors, Tensors]]
     factor: torch.Tensor | None
     zeroed: bool
     measured: bool
 
-    def __init__(self, **content: Any) -> None:
-        self.__dict__.update(content)
+    def __init__(self, **tail_inputs: Any) -> None:
+        self.__dict__.update(tail_inputs)
 
     @property
     def skips(self) -> bool:
@@ -145,7 +145,7 @@ def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
     return (*skips, *flags_for_scaler, *([] if norm is None else [norm]), *stats)
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """Results computed from gradients before the steps.
 
     `flags_for_scaler` has the flag for GradScaler of each optimizer that is unscaled
@@ -162,7 +162,7 @@ class Measured(NamedTuple):
 
 def measure(
     inputs: TailInputs, grads_of_each: list[Tensors], inverse: torch.Tensor | None
-) -> Measured:
+) -> Measurements:
     """Compute flags and total norm from the gradients of each optimizer; write nothing.
     `inverse` is the factor that unscales, or None.
     """
@@ -195,7 +195,7 @@ def measure(
             x for dtype in inputs.order for x in ordered if x.dtype == dtype
         ] or ordered
         norm = total_norm(ordered_by_dtype, inputs.norm_type)
-    return Measured(flags_for_scaler, found_infs, norm_grads, norm)
+    return Measurements(flags_for_scaler, found_infs, norm_grads, norm)
 
 
 def total_norm(tensors: Tensors, norm_type: float) -> torch.Tensor:

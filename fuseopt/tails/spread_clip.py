@@ -41,12 +41,12 @@ class _Compiled(NamedTuple):
 
 
 class SpreadClip:
-    """Clip of the gradients of some parameters. `why` is the reason why it failed, or
-    "". `for_ever` is true if all later calls fail too.
+    """Clip of the gradients of some parameters. `refusal` is the reason why it failed,
+    or "". `for_ever` is true if all later calls fail too.
     """
 
     def __init__(self) -> None:
-        self.why = ""
+        self.refusal = ""
         self.for_ever = False
         self.clips: list[_Compiled] = []
         self.lock = new_lock()
@@ -59,15 +59,15 @@ class SpreadClip:
         raises: bool,
         foreach: bool | None,
     ) -> torch.Tensor | None:
-        """Clip and return the total norm; None, with `why`, if nothing was written."""
+        """Clip and return the total norm; None, with `refusal`, if it wrote nothing."""
         if self.for_ever:
             return None
         parts = [compat.arrived(compat.local_part(g)) for g in grads]
         if raises:
-            self.why = "error_if_nonfinite waits for all processes before the clip"
+            self.refusal = "error_if_nonfinite waits for all processes before the clip"
             return None
         if any(type(x) is not torch.Tensor for x in parts):
-            self.why = "the parts of gradients are tensors of another class"
+            self.refusal = "the parts of gradients are tensors of another class"
             return None
         try:
             with self.lock:
@@ -75,7 +75,7 @@ class SpreadClip:
         except Exception as error:
             check_memory(parts)
             # if it is an error of the user, torch's function raises it again
-            self.why = compat.reason_of(error)
+            self.refusal = compat.reason_of(error)
             self.for_ever = True
             return None
         (part,) = compiled.run(*parts, max_norm)

@@ -18,7 +18,7 @@ Tensors = list[torch.Tensor]
 COLUMNS = ("grad_norm", "param_norm", "update_norm", "nonfinite")
 
 
-class Begun(NamedTuple):
+class StatsBefore(NamedTuple):
     """Measurements before the step. `norms` and `counts` are of gradients, in the order
     of the parameters that have one. `were` has copies of all parameters.
     """
@@ -28,13 +28,15 @@ class Begun(NamedTuple):
     were: Tensors
 
 
-def begin(params: Tensors, grads: Tensors) -> Begun:
+def begin(params: Tensors, grads: Tensors) -> StatsBefore:
     """Measure gradients before they are clipped, and copy the parameters."""
     counts = [torch.logical_not(torch.isfinite(g)).sum() for g in grads]
-    return Begun(norms_of(grads), counts, [p.clone() for p in params])
+    return StatsBefore(norms_of(grads), counts, [p.clone() for p in params])
 
 
-def table(params: Tensors, have_grads: Sequence[bool], before: Begun) -> torch.Tensor:
+def table(
+    params: Tensors, have_grads: Sequence[bool], before: StatsBefore
+) -> torch.Tensor:
     """Return a float32 tensor (parameters, len(COLUMNS)). `have_grads` is true for
     parameters with a gradient. Without one, its norm and count are 0.
     """

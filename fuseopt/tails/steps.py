@@ -60,7 +60,7 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     isolated = getattr(step, COMPILED, None)
     if isinstance(isolated, OptimizerCompiler):
         inner = isolated.function
-        if isolated.stored is not None:
+        if isolated.packed_step is not None:
             return inner, f"the state of {type(optimizer).__name__} is kept packed"
     if not hasattr(inner, "__code__"):
         return inner, f"the step of {type(optimizer).__name__} is not a Python function"

@@ -1,7 +1,7 @@
 """`fuseopt.tail`: the whole tail of a training step, as one callable object.
 
 It unscales, measures, clips, steps, averages and clears gradients, in the order of
-trainers. Where possible it does so in one graph (`in_one`). It runs in pieces
+trainers. Where possible it does so in one graph (`single_graph`). It runs in pieces
 (`pieces`) if code of the user, such as hooks, runs between the parts, and in the call
 that creates the state.
 """
@@ -23,7 +23,7 @@ from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
 from ..inputs.change import SAME
-from ..inputs.tails import Steady, asked_of, may_last, steps_of
+from ..inputs.tails import TailRecord, asked_of, may_last, steps_of
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
 from ..locks import new_rlock
@@ -38,15 +38,15 @@ from .arguments import (
     optimizers_of,
     parameters_of,
 )
-from .beside import Beside
+from .averages import Averages
 from .deferred import settle_of
-from .in_one import SingleGraph
-from .led_parts import Clipped
+from .led_parts import ClipAlone
 from .lists import Lists
 from .norm_groups import NormGroup, NormGroups, step_of_groups, together
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
+from .single_graph import SingleGraph
 from .stats import COLUMNS, row_names
 from .steps import function_of, has_gradients, has_state, marks
 
@@ -68,7 +68,7 @@ class Tail:
         self,
         optimizers: Sequence[Optimizer],
         scaler: torch.amp.GradScaler | None,
-        beside: Beside,
+        beside: Averages,
         order: ClipOrder,
         **options: Any,
     ) -> None:
@@ -88,7 +88,7 @@ class Tail:
         self.names: Any = None
         #: one thread at a time
         self._lock = new_rlock(self._forget)
-        self._beside = beside
+        self._averages = beside
         self._order = order
         self._lists = Lists(beside, order)
         self._options = options
@@ -96,12 +96,12 @@ class Tail:
         #: exists
         self._begun = [False for _ in optimizers]
         self._steps: list[Any] | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._fused: SingleGraph | None = None
         #: the optimizers' steps, and the functions of these: see `function_of`
         self._seen: list[Any] = []
         self._functions: list[tuple[Any, str]] = []
-        self._steady: Steady | None = None
+        self._steady: TailRecord | None = None
         self.norm_groups: NormGroups | None = None
 
     def __call__(
@@ -122,7 +122,7 @@ class Tail:
             raise UnsupportedInput(what)
         with self._lock:
             settle_of(self.optimizers, "the tail")
-            self._beside.ask(average, step)
+            self._averages.ask(average, step)
             if self._lists.follow():
                 self._steady = None
             if accumulated is None and step is None and self._steady is not None:
@@ -130,20 +130,20 @@ class Tail:
                 if outcome is not None:
                     return outcome
             params = parameters_of(self.optimizers)
-            content = self._content(accumulated, params)
+            tail_inputs = self._content(accumulated, params)
             self._steady = None
             repeatable = accumulated is None and step is None
             if self.norm_groups is not None:
-                return step_of_groups(self, self._call, content, params)
-            return self._call(content, params, average if repeatable else None)
+                return step_of_groups(self, self._call, tail_inputs, params)
+            return self._call(tail_inputs, params, average if repeatable else None)
 
     def _forget(self) -> None:
         self._fused = self._steps = self._steady = None
 
-    def _again(self, steady: Steady, average: bool) -> Outcome | None:
+    def _again(self, steady: TailRecord, average: bool) -> Outcome | None:
         """Repeat the last call if this one has the same options; else return None."""
         fused = self._fused
-        if fused is None or fused.why or compat.stance() not in TRACES:
+        if fused is None or fused.refusal or compat.stance() not in TRACES:
             return None
         if (found := steady.compare(self, average)) is not SAME:
             found.log("a tail is checked anew")
@@ -157,50 +157,52 @@ class Tail:
         if result is None:
             self._steady = None
             return None
-        return self._fused_outcome(steady.content, result, steady.params)
+        return self._fused_outcome(steady.tail_inputs, result, steady.params)
 
     def _call(
-        self, content: dict[str, Any], params: list[Any], average: bool | None
+        self, tail_inputs: dict[str, Any], params: list[Any], average: bool | None
     ) -> Outcome:
         """Do a call. `average` is its argument, None if `_again` may not repeat it."""
-        why = self._why_not_fused(content)
-        if not why:
-            self._beside.trace(content)
-            outcome = self._in_one(content, params, average)
+        refusal = self._why_not_fused(tail_inputs)
+        if not refusal:
+            self._averages.trace(tail_inputs)
+            outcome = self._in_one(tail_inputs, params, average)
             if isinstance(outcome, Outcome):
                 return outcome
-            if isinstance(outcome, Clipped):
-                remaining = {**content, "divisor": None, "max_norm": None}
-                skips = self._in_pieces(remaining, outcome.why).skips
+            if isinstance(outcome, ClipAlone):
+                remaining = {**tail_inputs, "divisor": None, "max_norm": None}
+                skips = self._in_pieces(remaining, outcome.refusal).skips
                 return Outcome(outcome.norm, skips)
-            why = outcome
-            if content["objects"]:
+            refusal = outcome
+            if tail_inputs["objects"]:
                 # without these objects it may be one graph
-                self._beside.alone, content["objects"] = why, []
+                self._averages.alone, tail_inputs["objects"] = refusal, []
                 self._fused = None
-                return self._call(content, params, average)
-        return self._in_pieces(content, why)
+                return self._call(tail_inputs, params, average)
+        return self._in_pieces(tail_inputs, refusal)
 
     def _in_one(
-        self, content: dict[str, Any], params: list[Any], average: bool | None
-    ) -> Outcome | Clipped | str:
+        self, tail_inputs: dict[str, Any], params: list[Any], average: bool | None
+    ) -> Outcome | ClipAlone | str:
         """Do a call in one graph; return the reason if nothing was written."""
         assert self._fused is not None
         grads = gradients_of(params)
-        if self._beside.alone:
-            self._tell("an average runs its own update", self._beside.alone)
+        if self._averages.alone:
+            self._tell("an average runs its own update", self._averages.alone)
         # 1 and NumPy's True are accepted like True
-        drops = bool(self.zero_grad) and not content["zeroed"]
+        drops = bool(self.zero_grad) and not tail_inputs["zeroed"]
         with torch.no_grad(), marks(self.optimizers):
-            result = self._fused.step(content, drops, params, grads)
-        if isinstance(result, (str, Clipped)):
+            result = self._fused.step(tail_inputs, drops, params, grads)
+        if isinstance(result, (str, ClipAlone)):
             return result
         if self._fused.repeats and average is not None:
             asked = asked_of(self)
-            if may_last(content, asked):
+            if may_last(tail_inputs, asked):
                 strangers = self._order.strangers(params)
-                self._steady = Steady(asked, average, content, params, strangers)
-        return self._fused_outcome(content, result, params)
+                self._steady = TailRecord(
+                    asked, average, tail_inputs, params, strangers
+                )
+        return self._fused_outcome(tail_inputs, result, params)
 
     @property
     def stats_rows(self) -> list[str]:
@@ -239,7 +241,7 @@ class Tail:
             "norm_type": float(self.norm_type),
             "places": self._order.places(params),
             "judged": bool(self.skip_nonfinite),
-            **self._beside.content(params, self.decays),
+            **self._averages.tail_inputs(params, self.decays),
             "zeroed": bool(self.zero_grad == "zeros"),
             "measured": bool(self.stats),
             "factor": None,
@@ -268,7 +270,7 @@ class Tail:
 
     # ---------------------------------------------------------------- one graph
 
-    def _why_not_fused(self, content: dict[str, Any]) -> str:
+    def _why_not_fused(self, tail_inputs: dict[str, Any]) -> str:
         """Return the reason why this call runs in pieces, or "". The reason "begin"
         needs no Report.
         """
@@ -286,8 +288,8 @@ class Tail:
             return "begin"
         if self._fused is None:
             self._fused = self._new_in_one()
-        if self._fused.why:
-            return self._fused.why
+        if self._fused.refusal:
+            return self._fused.refusal
         return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
     def _follow_steps(self) -> None:
@@ -296,7 +298,7 @@ class Tail:
         if len(steps) == len(self._seen) and all(map(is_, steps, self._seen)):
             return
         functions = [function_of(optimizer) for optimizer in self.optimizers]
-        if functions != self._functions or any(why for _, why in functions):
+        if functions != self._functions or any(refusal for _, refusal in functions):
             self._fused = self._steps = None
         self._functions, self._seen = functions, steps
 
@@ -304,25 +306,25 @@ class Tail:
         attach()
         functions, reasons = zip(*self._functions, strict=True)
         disabled = map(compat.disabled, self.optimizers)
-        why = next(filter(None, [*reasons, *disabled]), "")
+        refusal = next(filter(None, [*reasons, *disabled]), "")
         options = self._options
-        in_one = SingleGraph(
+        single_graph = SingleGraph(
             self.optimizers, functions, resolve(None, options), options
         )
-        in_one.whole.why = in_one.why or why
-        return in_one
+        single_graph.whole.refusal = single_graph.refusal or refusal
+        return single_graph
 
     def _fused_outcome(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         result: Sequence[torch.Tensor],
         params: Sequence[Any],
     ) -> Outcome:
         remaining = [*result]
         n = len(self.optimizers)
         skips: list[bool | torch.Tensor] = [False] * n
-        founds = content["founds"]
-        may_skip = content["scale"] is not None or content["judged"]
+        founds = tail_inputs["founds"]
+        may_skip = tail_inputs["scale"] is not None or tail_inputs["judged"]
         if may_skip:
             skips, remaining = [*remaining[:n]], remaining[n:]
         for k, optimizer in enumerate(self.optimizers):
@@ -331,52 +333,52 @@ class Tail:
             if step is not None and hasattr(step, "_wrapped_by_lr_sched"):
                 optimizer._opt_called = True  # type: ignore[attr-defined]
             compat.ran(optimizer)
-            if content["scale"] is not None:
+            if tail_inputs["scale"] is not None:
                 flag = None if founds[k] is not None else remaining.pop(0)
                 assert self.scaler is not None
                 compat.has_stepped(self.scaler, optimizer, flag)
-        self._end(content, params)
-        stats = remaining.pop() if content["measured"] else None
+        self._end(tail_inputs, params)
+        stats = remaining.pop() if tail_inputs["measured"] else None
         return Outcome(remaining[0] if remaining else None, skips, stats)
 
     # ---------------------------------------------------------------- in pieces
 
-    def _in_pieces(self, content: dict[str, Any], why: str) -> Outcome:
-        eager = why == "begin"
+    def _in_pieces(self, tail_inputs: dict[str, Any], refusal: str) -> Outcome:
+        eager = refusal == "begin"
         if not eager:
-            self._tell("a tail runs in pieces", why)
+            self._tell("a tail runs in pieces", refusal)
         steps = [x.step for x in self.optimizers] if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
-        scaler = None if content["scale"] is None else self.scaler
-        arguments = self.optimizers, steps, scaler, content, raises
+        scaler = None if tail_inputs["scale"] is None else self.scaler
+        arguments = self.optimizers, steps, scaler, tail_inputs, raises
         norm, skips, stats = run(*arguments, compiled=not eager)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
-        self._end(content, parameters_of(self.optimizers))
+        self._end(tail_inputs, parameters_of(self.optimizers))
         return Outcome(norm, skips, stats)
 
-    def _tell(self, what: str, why: str) -> None:
-        message = f"{what}: {why}"
+    def _tell(self, what: str, refusal: str) -> None:
+        message = f"{what}: {refusal}"
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:
             raise CaptureError(f"{message} (options={{'fallback': 'error'}} was given)")
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._reported:
+            self._reported.add(message)
             session.reports.append(Report(fallback=message[0].upper() + message[1:]))
 
     def _compiled_steps(self) -> list[Callable[[], Any]]:
         if self._steps is None:
             self._steps = []
             for optimizer in self.optimizers:
-                options = compat.Asked(None, self._options)
+                options = compat.CompileArguments(None, self._options)
                 compiled = compile_bound(optimizer.step, optimizer, options)
                 self._steps.append(compiled or optimizer.step)
         return self._steps
 
-    def _end(self, content: Mapping[str, Any], params: Sequence[Any]) -> None:
+    def _end(self, tail_inputs: Mapping[str, Any], params: Sequence[Any]) -> None:
         """Do the host's work after the launches."""
-        self._beside.end(content)
-        if self.zero_grad and not content["zeroed"]:
+        self._averages.end(tail_inputs)
+        if self.zero_grad and not tail_inputs["zeroed"]:
             clear(params)
 
 
@@ -427,7 +429,7 @@ def tail(
     all_optimizers = optimizers_of(optimizers)
     resolve(None, options, of=tail)
     check_unclaimed(all_optimizers, session.tails)
-    beside = Beside(ema, copies)
+    beside = Averages(ema, copies)
     order = ClipOrder(clip_parameters)
     new = Tail(all_optimizers, checked_scaler(scaler), beside, order, **options)
     new.clip_grad_norm, new.clip_grad_value = clip_grad_norm, clip_grad_value

@@ -3,8 +3,9 @@
 These numbers depend on all gradients, so no lane can stand for other lanes. The graph
 contains all gradients, and is built without Dynamo. It has one node, a function that
 the capture runs on meta tensors. The outputs are tensors without dimensions. The guard
-of the step that follows compares all gradients. Where possible (`runtime/linked.py`),
-this launch uses its result, so that a call compares them only once.
+of the step that follows compares all gradients. Where possible
+(`runtime/linked_step.py`), this launch uses its result, so that a call compares them
+only once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
 from ..inputs.keys import LanesDiffer
-from ..inputs.policy import Refusing
-from ..replicate.aside import StaleTailInputs
+from ..inputs.policy import RefusingPolicy
 from ..replicate.source import compared_by
+from ..replicate.tail_arguments import StaleTailInputs
 from ..runtime.binding import Binding
 from ..runtime.commit import Launches, Pending
 from ..runtime.executor import Program
-from ..runtime.linked import Linked, linked
+from ..runtime.linked_step import LinkedStep, link
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
-from .fresh import Fresh
+from .new_scalars import NewScalars
 from .one_node import one_node, planned
 from .order import dtypes_in_order
 from .sequence import TailInputs, factor_of, inverse_of, measure, skip_of
@@ -69,40 +70,42 @@ class Totals:
 
     def of(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         grads: Tensors,
         read_grads: Callable[[], Tensors],
         cells_of_grads: Sequence[Tensors] = (),
     ) -> NormLaunch:
         """Return the first launch of a call.
 
-        `content` has the attributes of a `TailInputs` without the optimizers. `grads`
-        are all gradients; `read_grads` returns those of a later call. `cells_of_grads`
-        has two columns of tensors, for the norm of each gradient and the number of its
-        elements that are not finite.
+        `tail_inputs` has the attributes of a `TailInputs` without the optimizers.
+        `grads` are all gradients; `read_grads` returns those of a later call.
+        `cells_of_grads` has two columns of tensors, for the norm of each gradient and
+        the number of its elements that are not finite.
 
         Raises LanesDiffer, CaptureError, CannotBuild, UnsupportedInput.
         """
         cells = [t for column in cells_of_grads for t in column]
-        scale, max_norm, judged = (content[k] for k in ("scale", "max_norm", "judged"))
-        (found_inf,) = content["founds"]
-        other_inputs = scale, found_inf, content["divisor"], max_norm
+        scale, max_norm, judged = (
+            tail_inputs[k] for k in ("scale", "max_norm", "judged")
+        )
+        (found_inf,) = tail_inputs["founds"]
+        other_inputs = scale, found_inf, tail_inputs["divisor"], max_norm
         is_needed = (
             cells or judged or any(x is not None for x in (scale, max_norm, found_inf))
         )
         if not is_needed:
-            factors = Factors(None, None, content["factor"])
+            factors = Factors(None, None, tail_inputs["factor"])
             return NormLaunch(None, other_inputs, read_grads, cells, factors)
         if scale is not None and scale.device != grads[0].device:
             raise LanesDiffer("the scaler's scale is on a different device")
-        places = content["places"]
+        places = tail_inputs["places"]
         key = (
             len(grads),
             len(cells),
             scale is None,
             found_inf is None,
             judged,
-            content["norm_type"],
+            tail_inputs["norm_type"],
             tuple(places),
             *map(type, other_inputs[2:]),
         )
@@ -110,17 +113,17 @@ class Totals:
         while len(self._graphs) >= MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         if graph is None:
-            graph = _TotalsGraph(content, grads, cells, self.config, self.notify)
+            graph = _TotalsGraph(tail_inputs, grads, cells, self.config, self.notify)
         self._graphs[key] = graph
         factors = graph.factors
-        if content["factor"] is not None:  # of an earlier clip; none is made here
-            factors = factors._replace(clips=content["factor"])
+        if tail_inputs["factor"] is not None:  # of an earlier clip; none is made here
+            factors = factors._replace(clips=tail_inputs["factor"])
         return NormLaunch(graph, other_inputs, read_grads, cells, factors)
 
-    def drop(self, ahead: NormLaunch) -> None:
+    def drop(self, norm_launch: NormLaunch) -> None:
         """Release a graph that does not fit the present gradients."""
         for key, graph in [*self._graphs.items()]:
-            if graph is ahead.graph:
+            if graph is norm_launch.graph:
                 del self._graphs[key]
 
     def forget(self) -> None:
@@ -131,7 +134,7 @@ class Totals:
 
 class NormLaunch:
     """First launch, for calls with the same inputs besides gradients; see
-    `TailArguments.ahead`.
+    `TailArguments.launches_before`.
 
     `factors` are the tensors that it writes and the step reads.
     """
@@ -185,23 +188,25 @@ class _TotalsGraph:
 
     def __init__(
         self,
-        content: Mapping[str, Any],
+        tail_inputs: Mapping[str, Any],
         grads: Tensors,
         cells: Tensors,
         config: Config,
         notify: Callable[[Report], None],
     ) -> None:
-        (found_inf,) = content["founds"]
+        (found_inf,) = tail_inputs["founds"]
         self.n = len(grads)
         # it keeps neither the tensors nor their identities
-        self.content = {k: content[k] for k in ("judged", "norm_type", "places")}
-        self.content["order"] = dtypes_in_order(grads, content["places"])
+        self.tail_inputs = {
+            k: tail_inputs[k] for k in ("judged", "norm_type", "places")
+        }
+        self.tail_inputs["order"] = dtypes_in_order(grads, tail_inputs["places"])
         #: the indices of the inputs that are not None, tensors first
         other_inputs = (
-            content["scale"],
+            tail_inputs["scale"],
             found_inf,
-            content["divisor"],
-            content["max_norm"],
+            tail_inputs["divisor"],
+            tail_inputs["max_norm"],
         )
         are_tensors = [*map(_is_tensor, other_inputs)]
         self.order = sorted(
@@ -224,7 +229,9 @@ class _TotalsGraph:
             )
         )
         self.factor_tensors = [x for x in self.factors if x is not None]
-        self.fresh = Fresh([dtype for dtype in dtypes[:3] if dtype is not None], device)
+        self.fresh = NewScalars(
+            [dtype for dtype in dtypes[:3] if dtype is not None], device
+        )
         self.results: Tensors = []
         n_outs = len(self.factor_tensors) + self.n_cells + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
@@ -251,12 +258,14 @@ class _TotalsGraph:
         #: the gradients of the call that is under way
         self.grads: Tensors = []
         self.pending = Pending()
-        policy = Refusing("gradients share memory", _checked_by(weakref.ref(self)))
+        policy = RefusingPolicy(
+            "gradients share memory", _checked_by(weakref.ref(self))
+        )
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
         #: the link to a step's guard, the NormLaunch of the link, and memory to keep
         #: until the launches have run
-        self._ahead: Callable[[], NormLaunch | None] = lambda: None
-        self._linked: Linked | None = None
+        self._norm_launch: Callable[[], NormLaunch | None] = lambda: None
+        self._linked: LinkedStep | None = None
         self._memory: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
@@ -290,7 +299,7 @@ class _TotalsGraph:
         """
         scale, found_inf, divisor, max_norm = other_inputs
         inputs = TailInputs(
-            **self.content,
+            **self.tail_inputs,
             scale=scale,
             founds=[found_inf],
             divisor=divisor,
@@ -342,25 +351,27 @@ class _TotalsGraph:
         finally:
             self.grads = []
 
-    def link(self, step: CompiledStep, ahead: NormLaunch) -> None:
+    def link(self, step: CompiledStep, norm_launch: NormLaunch) -> None:
         """Use the guard of a step that has compared the gradients of this call, if
-        possible, in later calls. `ahead` has the other inputs.
+        possible, in later calls. `norm_launch` has the other inputs.
         """
         compared = compared_by(step)
         if compared is None or len(compared.places) != self.n:
             return
         other_tensors = [
-            x for x in (ahead.other_inputs[k] for k in self.order) if _is_tensor(x)
+            x
+            for x in (norm_launch.other_inputs[k] for k in self.order)
+            if _is_tensor(x)
         ]
         unshared = self.n + len(self.factor_tensors) + self.n_cells, len(self.results)
-        self._linked = linked(self.step, *compared, unshared, other_tensors)
-        self._ahead = weakref.ref(ahead)
+        self._linked = link(self.step, *compared, unshared, other_tensors)
+        self._norm_launch = weakref.ref(norm_launch)
 
-    def follow(self, step: CompiledStep, ahead: NormLaunch) -> Launches | None:
+    def follow(self, step: CompiledStep, norm_launch: NormLaunch) -> Launches | None:
         """Return the launches for gradients that `step` has compared. Return None if
-        there is no link to that guard, for calls with the inputs of `ahead`.
+        there is no link to that guard, for calls with the inputs of `norm_launch`.
         """
-        if self._linked is None or self._ahead() is not ahead:
+        if self._linked is None or self._norm_launch() is not norm_launch:
             return None
         results = self.fresh.take()
         launches_and_memory = self._linked.launches(self.step, step, results)
@@ -383,7 +394,10 @@ class _TotalsGraph:
 
     def check_order(self) -> None:
         """Raise StaleTailInputs if the order changes in which norms are added up."""
-        if dtypes_in_order(self.grads, self.content["places"]) != self.content["order"]:
+        if (
+            dtypes_in_order(self.grads, self.tail_inputs["places"])
+            != self.tail_inputs["order"]
+        ):
             raise StaleTailInputs
 
 

@@ -52,14 +52,14 @@ Machine.execute = staticmethod(forms.execute)
 class Proof:
     """Result of the analysis.
 
-    `why`: the reason against a proof, or "". `sizes`: True if the step reads sizes of
-    lanes; then only lanes of one size are alike. `classes`: True if it reads the class
-    of a lane's tensor. `codes`: all code that the step may run, except that of torch
-    and Python. `shared`: the ids of tensors that belong to no lane. `firsts`: True if
-    the step may depend on which kind comes first.
+    `refusal`: the reason against a proof, or "". `sizes`: True if the step reads sizes
+    of lanes; then only lanes of one size are alike. `classes`: True if it reads the
+    class of a lane's tensor. `codes`: all code that the step may run, except that of
+    torch and Python. `shared`: the ids of tensors that belong to no lane. `firsts`:
+    True if the step may depend on which kind comes first.
     """
 
-    why: str
+    refusal: str
     sizes: bool
     classes: bool
     codes: frozenset[types.CodeType]
@@ -72,8 +72,8 @@ class Proof:
         `reshaped`: True if some alike lanes differ in size. `parts`: True if the lanes
         are parts of tensors.
         """
-        if self.why:
-            return self.why
+        if self.refusal:
+            return self.refusal
         if self.sizes and reshaped:
             return "it reads sizes, in which lanes differ"
         if self.sizes and parts:
@@ -106,16 +106,16 @@ def prove(
                 seen = frozenset(machine.codes), frozenset(world.shared)
                 asks = machine.sizes, machine.classes
                 return Proof("", *asks, *seen, machine.firsts)
-        why = f"the analysis did not reach a fixed point in {ROUNDS} rounds"
+        refusal = f"the analysis did not reach a fixed point in {ROUNDS} rounds"
     except (Refusal, Unknown) as error:
-        why = str(error)
+        refusal = str(error)
     except RecursionError:
-        why = "its code is nested too deeply to be analysed"
+        refusal = "its code is nested too deeply to be analysed"
     except Raises:
-        why = "it always raises"
+        refusal = "it always raises"
     except Exception as error:
         reraise(error)
         # an error of the analysis itself proves nothing
-        why = f"its analysis fails: {type(error).__name__}: {error}"
+        refusal = f"its analysis fails: {type(error).__name__}: {error}"
     codes = frozenset() if machine is None else frozenset(machine.codes)
-    return Proof(why, True, True, codes)
+    return Proof(refusal, True, True, codes)

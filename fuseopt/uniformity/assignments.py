@@ -12,7 +12,6 @@ from .forms import form
 from .machine import Machine, usable
 from .memory import List
 from .values import (
-    Bad,
     Carried,
     Closure,
     Gathered,
@@ -23,6 +22,7 @@ from .values import (
     Ref,
     Sequence,
     Tensor,
+    Unusable,
     Value,
     level_of,
     types_of,
@@ -126,9 +126,9 @@ def _augmented(machine: Machine, node: ast.AugAssign) -> None:
                 return
         before = expressions.evaluate(machine, _read(target))
         value = used(machine, node.value)
-        if isinstance(before, (Carried, Bad)):
+        if isinstance(before, (Carried, Unusable)):
             why = f"{target.id} counts lanes"
-            assign(machine, target, Bad(why))
+            assign(machine, target, Unusable(why))
             return
         usable(machine, before, target)
         if isinstance(before, Ref) and isinstance(node.op, ast.Add):
@@ -218,7 +218,7 @@ def _delete(machine: Machine, node: ast.Delete) -> None:
                 raise machine.refusal(
                     "it changes a variable that it did not make", target
                 )
-            machine.store(scope, target.id, Bad(f"{target.id} is deleted"), target)
+            machine.store(scope, target.id, Unusable(f"{target.id} is deleted"), target)
         else:
             raise machine.refusal(
                 "it deletes an object that may belong to a lane", target

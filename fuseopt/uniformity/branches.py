@@ -12,12 +12,12 @@ from .machine import Machine
 from .memory import List, Memory, merge
 from .values import (
     NONE,
-    Bad,
     Carried,
     Data,
     Known,
     Level,
     Ref,
+    Unusable,
     level_of,
     types_of,
 )
@@ -139,7 +139,7 @@ def _try(machine: Machine, node: ast.Try) -> None:
             if isinstance(x, ast.Name):
                 scope = machine.place(x.id)
                 if scope is not None:
-                    bad = Bad(f"{x.id} may be set before a failure, or not")
+                    bad = Unusable(f"{x.id} may be set before a failure, or not")
                     failed.scopes[scope][x.id] = bad
     if node.finalbody:
         for x in (y for part in node.body for y in ast.walk(part)):

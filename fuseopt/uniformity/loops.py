@@ -10,13 +10,13 @@ from . import stores
 from .machine import Loop, Machine
 from .memory import List, Memory, forget, merge
 from .values import (
-    Bad,
     Carried,
     Data,
     Gathered,
     Known,
     Level,
     Sequence,
+    Unusable,
     Value,
     join,
     level_of,
@@ -199,7 +199,7 @@ def _left(
 ) -> Value:
     stores = loop.stores.get((scope, name), [])
     values = [x for _, x in stores]
-    bad = Bad(f"{name} holds a value of the last lane")
+    bad = Unusable(f"{name} holds a value of the last lane")
     if values and all(isinstance(x, Gathered) for x in values):
         operations = {x.operation for x in values}  # type: ignore[attr-defined]
         if len(operations) == 1 and not broken:
@@ -212,7 +212,7 @@ def _left(
     new = values[0]
     if level_of(new) != Level.UNIFORM:
         return bad
-    if broken and value == new and not isinstance(value, (Carried, Bad)):
+    if broken and value == new and not isinstance(value, (Carried, Unusable)):
         return new
     if earlier is None:
         return new

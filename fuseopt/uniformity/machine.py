@@ -13,7 +13,7 @@ from ..compiler.code_paths import is_known
 from .memory import Dict, List, Memory, meet, merge
 from .sequences import Branch
 from .source import Source, Sources
-from .values import Bad, Carried, Gathered, Level, Ref, Value
+from .values import Carried, Gathered, Level, Ref, Unusable, Value
 from .world import World
 
 #: The largest number of expressions and statements that an analysis walks.
@@ -272,7 +272,7 @@ class Machine:
 
 def usable(machine: Machine, value: Value, node: ast.AST) -> Value:
     """Return the value itself. Refuses one that may not be used."""
-    if isinstance(value, Bad):
+    if isinstance(value, Unusable):
         raise machine.refusal(value.why, node)
     if isinstance(value, Carried):
         raise machine.refusal(f"{value.name} may hold a value of an earlier lane", node)

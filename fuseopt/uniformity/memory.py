@@ -11,7 +11,6 @@ from typing import Any
 
 from .sequences import Branch, Either, Joined, depends
 from .values import (
-    Bad,
     Bound,
     Count,
     Group,
@@ -24,6 +23,7 @@ from .values import (
     Ref,
     Sequence,
     Tensor,
+    Unusable,
     Value,
     join,
 )
@@ -183,7 +183,7 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
             or container.broken
             or container.added is not None
         ):
-            return Bad("it may be one of several objects")
+            return Unusable("it may be one of several objects")
         lists.append(container)
     for ref in (x, y):
         for m in memories if isinstance(ref, Ref) else ():
@@ -206,7 +206,7 @@ def meet(x: Value, y: Value, level: Level, memories: tuple[Memory, Memory]) -> V
             assert b.item is not None
             return Sequence(Either((a.lanes, b.lanes)), join(a.item, b.item, level))
     if a.lanes is not None or b.lanes is not None:
-        return Bad("it may be one of several objects")
+        return Unusable("it may be one of several objects")
     values = [*_values(a), *_values(b)]
     if not values:
         return Items(())
@@ -312,7 +312,9 @@ def forget(memory: Memory, loop: Any) -> None:
     for scope in memory.scopes.values():
         for name, value in scope.items():
             if follows(value, loop):
-                scope[name] = Bad(f"{name} belongs to an earlier iteration of a loop")
+                scope[name] = Unusable(
+                    f"{name} belongs to an earlier iteration of a loop"
+                )
     for number, container in memory.heap.items():
         if isinstance(container, List):
             values = [*(container.items or ()), container.many, container.item]

@@ -13,7 +13,6 @@ from .memory import Added, Dict, List, loose
 from .sequences import deals, joined, part
 from .values import (
     PLAIN,
-    Bad,
     Data,
     Group,
     Held,
@@ -25,6 +24,7 @@ from .values import (
     State,
     States,
     Tensor,
+    Unusable,
     Value,
     join,
     level_of,
@@ -223,7 +223,7 @@ def over_turns(value: Value) -> Value:
     if isinstance(value, Items):
         return Items(tuple(map(over_turns, value.items)))
     if isinstance(value, Known) and not isinstance(value.value, PLAIN):
-        return Bad("it may differ in each iteration of a loop")
+        return Unusable("it may differ in each iteration of a loop")
     if isinstance(value, (Known, Data)):
         level = level_of(value)
         assert level is not None

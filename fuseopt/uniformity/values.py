@@ -232,7 +232,7 @@ class Choice(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Bad(Value):
+class Unusable(Value):
     """A value that may not be used, with the reason."""
 
     why: str
@@ -313,20 +313,20 @@ def join(a: Value, b: Value, level: Level) -> Value:
     if a is b or (a == b and not isinstance(a, ALIKE)):
         return a
     for x in (a, b):
-        if isinstance(x, Bad):
+        if isinstance(x, Unusable):
             return x
     for x, y in ((a, b), (b, a)):
         if isinstance(x, Gathered):
             return x if isinstance(y, Carried) else _gathered(a, b)
     for x in (a, b):
         if isinstance(x, Carried):
-            return Bad(f"{x.name} may hold a value of an earlier lane")
+            return Unusable(f"{x.name} may hold a value of an earlier lane")
     level_of_a, other = level_of(a), level_of(b)
     if level_of_a is not None and other is not None:
         if not (_plain(a) and _plain(b)):
             if level == Level.UNIFORM and isinstance(a, Known) and isinstance(b, Known):
                 return Choice((a, b))
-            return Bad("it may be one of several functions or classes")
+            return Unusable("it may be one of several functions or classes")
         return Data(max(level_of_a, other, level), _types(a, b))
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return Tensor(
@@ -356,7 +356,7 @@ def join(a: Value, b: Value, level: Level) -> Value:
             return Choice(tuple(dict.fromkeys((*options[0], *options[1]))))
     if isinstance(a, Many) and isinstance(b, Many):
         return Many(join(a.item, b.item, level), max(a.level, b.level, level))
-    return Bad("it may be one of several objects")
+    return Unusable("it may be one of several objects")
 
 
 def _plain(x: Value) -> bool:
@@ -367,7 +367,7 @@ def _or_data(t: Tensor, other: Value, level: Level) -> Value:
     of_other = level_of(other)
     assert of_other is not None
     if not _plain(other):
-        return Bad("it may be one of several objects")
+        return Unusable("it may be one of several objects")
     nothing = isinstance(other, Known) and other.value is None
     types_ = types_of(other)
     return Tensor(
@@ -386,4 +386,4 @@ def _gathered(a: Value, b: Value) -> Value:
         if a.operation == b.operation:
             types_ = a.types | b.types if a.types and b.types else None
             return Gathered(a.operation, types_)
-    return Bad("it may be one of several objects")
+    return Unusable("it may be one of several objects")

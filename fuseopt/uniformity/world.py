@@ -22,13 +22,13 @@ from .values import (
     EXACT,
     NONE,
     PLAIN,
-    Bad,
     Data,
     Held,
     Items,
     Known,
     Level,
     Tensor,
+    Unusable,
     Value,
     join,
     uniform,
@@ -152,7 +152,7 @@ class World:
             return Data(Level.NUMBER, frozenset({int}))
         if isinstance(value, PLAIN):
             return Data(Level.KIND, frozenset({type(value)}))
-        return Bad("the state of a lane is neither a tensor nor a number")
+        return Unusable("the state of a lane is neither a tensor nor a number")
 
     def field(self, key: Any, value: Value) -> None:
         """Record a value that the state of lanes may hold under a key."""
@@ -193,7 +193,9 @@ class World:
             # a trace ends where the step uses it in any other way
             return uniform(float)
         if compat.acts_otherwise(x):
-            return Bad(f"{name} is a {kind.__name__} that defines its own operators")
+            return Unusable(
+                f"{name} is a {kind.__name__} that defines its own operators"
+            )
         if kind in (int, float, complex):
             return uniform(kind)
         if issubclass(kind, EXACT):
@@ -206,24 +208,24 @@ class World:
             return uniform(kind)
         if issubclass(kind, torch.Tensor):
             if id(x) in self.lanes:
-                return Bad(f"{name} is a tensor of one lane")
+                return Unusable(f"{name} is a tensor of one lane")
             self.shared.add(id(x))
             return Tensor(shared=True)
         if kind in CONTAINERS:
             acts = acts_when_asked(x)
-            return Bad(f"{name} {acts}") if acts else self.hold(x, name)
+            return Unusable(f"{name} {acts}") if acts else self.hold(x, name)
         if issubclass(kind, FUNCTIONS) or callable(x):
             return Known(x)
-        return Bad(f"{name} is a {kind.__name__}, an unsupported type")
+        return Unusable(f"{name} is a {kind.__name__}, an unsupported type")
 
     def all_of(self, values: Any, name: str, level: Level) -> Value:
         """Return the join of the values of objects; `level`: that of the choice."""
         result: Value | None = None
         for number, x in enumerate(values):
             if number >= MANY and not isinstance(x, PLAIN):
-                return Bad(f"{name} holds more than {MANY} objects")
+                return Unusable(f"{name} holds more than {MANY} objects")
             value = self.value(x, f"an item of {name}")
-            if isinstance(value, Bad):
+            if isinstance(value, Unusable):
                 return value
             # the choice among the objects depends on data of `level`
             if isinstance(value, Known) and level != Level.UNIFORM:

@@ -96,7 +96,7 @@ def test_another_set_in_each_backward(
 def test_no_memory_stands_in_for_gradients_that_are_there() -> None:
     """Stand-ins are made when a gradient is missing for the first time."""
     pair = Pair(BUILDS["SGD"], 8)
-    steps = pair.handle._stepper._isolated.representatives
+    steps = pair.handle._stepper._isolated.leader
     for missing, made in (set(), False), (set(), False), ({1, 2}, True):
         for _ in range(3):
             pair.step(missing)

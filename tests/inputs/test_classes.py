@@ -10,9 +10,9 @@ import torch
 
 import fuseopt
 from fuseopt.inputs.change import SAME, Change
-from fuseopt.inputs.classes import Structure
+from fuseopt.inputs.structure_guard import StructureGuard
 from fuseopt.isolate.isolated import OptimizerCompiler
-from fuseopt.tails.in_one import SingleGraph
+from fuseopt.tails.single_graph import SingleGraph
 from tests.steps import same_bits
 
 
@@ -46,7 +46,7 @@ def new_optimizer(kind: type[Any], n: int) -> Any:
 
 
 def test_nothing_holds_before_it_was_taken() -> None:
-    optimizer, structure = new_optimizer(new_class(), 2), Structure()
+    optimizer, structure = new_optimizer(new_class(), 2), StructureGuard()
     assert not structure.known
     assert structure.compare(optimizer).change is Change.STRUCTURE
     structure.take(optimizer)
@@ -73,7 +73,7 @@ def test_nothing_holds_before_it_was_taken() -> None:
 def test_what_changes_does_not_hold(change: Callable[[Any], None]) -> None:
     kind = new_class()
     kind.mixed = lambda self, grad: grad
-    optimizer, structure = new_optimizer(kind, 2), Structure()
+    optimizer, structure = new_optimizer(kind, 2), StructureGuard()
     structure.take(optimizer)
     change(optimizer)
     assert structure.compare(optimizer).change is Change.STRUCTURE
@@ -87,7 +87,7 @@ def test_what_changes_does_not_hold(change: Callable[[Any], None]) -> None:
 def test_numbers_of_a_class_are_guarded_by_dynamo(value: Any, holds: bool) -> None:
     kind = new_class()
     kind.number = 1.0
-    optimizer, structure = new_optimizer(kind, 2), Structure()
+    optimizer, structure = new_optimizer(kind, 2), StructureGuard()
     structure.take(optimizer)
     kind.number = value
     assert (structure.compare(optimizer) is SAME) is holds

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fuseopt.inputs.contents import Contents
-from fuseopt.inputs.given import PartMismatch, PendingGradients
 from fuseopt.inputs.keys import KINDS
 from fuseopt.inputs.lane_guard import GuardIndexMap, LaneGuard
+from fuseopt.inputs.pending_gradients import PartMismatch, PendingGradients
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
 from fuseopt.runtime.guards.library import HELPER
@@ -82,7 +82,7 @@ class Lanes:
         self.given.grads = self.grads
         self.given.put()
         lanes = self.params, [None] * 5, KINDS, [self.params], {}
-        self.guard = LaneGuard(helper, *lanes, library.Held())
+        self.guard = LaneGuard(helper, *lanes, library.ContainerRecord())
         every = [x for x in (*self.params, *self.grads, self.own) if x is not None]
         self.tensors = TensorGuard(every, helper)
         self.tensors.look({}, {}, tuple(every))

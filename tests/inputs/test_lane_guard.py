@@ -49,7 +49,7 @@ class Held:
         states = [self.state.get(p) for p in self.params]
         lists = [list(own) for own in self.lists]
         given = self.params, states, KINDS, lists, self.state
-        self.watch = LaneGuard(helper, *given, library.Held())
+        self.watch = LaneGuard(helper, *given, library.ContainerRecord())
 
     def look(self) -> list[Tensor] | None:
         return self.watch.look({}, self.lists, self.state)
@@ -438,7 +438,9 @@ class Lacking:
         given = self.params, states, KINDS, [list(self.params)], self.state
         may_lack = bytes([1, 1, 1, 1, 1, 0])
         counted = [("n",)] * 6
-        self.watch = LaneGuard(helper, *given, library.Held(), may_lack, counted)
+        self.watch = LaneGuard(
+            helper, *given, library.ContainerRecord(), may_lack, counted
+        )
 
     def look(self) -> list[Tensor] | None:
         return self.watch.look({}, self.lists, self.state)

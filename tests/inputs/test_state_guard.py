@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fuseopt.inputs.change import SAME, Change
+from fuseopt.inputs.lane_matcher import CallTensors, LaneMatcher
 from fuseopt.inputs.lanes import Lanes
-from fuseopt.inputs.look import Found, Look
 from fuseopt.inputs.state_guard import StateGuard
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards.library import HELPER
@@ -39,11 +39,11 @@ class Watched:
         self.opt.step()
         self.rest = StateGuard()
         self.rest.look(self.opt)
-        self.lanes = Look(Lanes(self.opt))
+        self.lanes = LaneMatcher(Lanes(self.opt))
         self.helper = ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
         self.look()
 
-    def look(self) -> Found:
+    def look(self) -> CallTensors:
         found = self.lanes.look(self.opt, self.rest.struct, self.helper)
         assert found is not None
         return found

@@ -195,7 +195,7 @@ def test_what_dynamo_forgets_is_not_run() -> None:
 
 def compat_of(opt: Optimizer) -> compat.DirectDynamoCall:
     isolated: Any = getattr(opt.step, fuseopt.compiler.session.COMPILED)
-    made = isolated.representatives.trace.compiled
+    made = isolated.leader.trace.compiled
     assert isinstance(made, compat.DirectDynamoCall)
     return made
 

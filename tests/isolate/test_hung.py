@@ -99,8 +99,8 @@ def runs_as_before(run: beside.Run) -> bool:
     """Is the step led, or traced on a shadow?"""
     step = run.opt.step if hasattr(run.opt.step, COMPILED) else run.step
     isolated = getattr(step, COMPILED)
-    led, whole = isolated.representatives, isolated.whole
-    return led.wants(run.opt) or not (whole.why and whole.keeps_out(run.opt))
+    led, whole = isolated.leader, isolated.whole
+    return led.wants(run.opt) or not (whole.refusal and whole.keeps_out(run.opt))
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_an_error_of_the_copy_leaves_counters(sim: ModuleType) -> None:
 
 def _steps(twins: SimTwins) -> list[Any]:
     isolated = getattr(twins.optimizer.step, COMPILED)
-    return [s.program.step for s in isolated.representatives.trace.steps]
+    return [s.program.step for s in isolated.leader.trace.steps]
 
 
 def test_writes_of_python_are_refused_before_them() -> None:

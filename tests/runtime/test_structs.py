@@ -22,10 +22,10 @@ STRUCTS: dict[str, tuple[str, Any]] = {
     "Library": (header("prelude"), LibraryStruct),
     "Table": (header("prelude"), TableStruct),
     "Functions": (library.TEXT, library.Functions),
-    "Known": (library.TEXT, library.Known),
-    "Held": (library.TEXT, library.Held),
-    "Lanes": (library.TEXT, library.Lanes),
-    "Parts": (library.TEXT, library.Parts),
+    "Known": (library.TEXT, library.TensorRecord),
+    "Held": (library.TEXT, library.ContainerRecord),
+    "Lanes": (library.TEXT, library.LaneRecord),
+    "Parts": (library.TEXT, library.PartRecord),
 }
 
 

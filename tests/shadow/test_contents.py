@@ -95,10 +95,10 @@ def test_a_shadow_follows_numbers_and_all_else() -> None:
         group.update(change)
         opt.scale = float(k)  # type: ignore[attr-defined]
         shadow.refresh(opt)
-        own = shadow.itself.param_groups[0]
+        own = shadow.stand_in.param_groups[0]
         rest = {key: x for key, x in own.items() if key != "params"}
         assert rest == {key: x for key, x in group.items() if key != "params"}
-        assert shadow.itself.scale == k
+        assert shadow.stand_in.scale == k
         assert not shadow.changed()
         own["lr"] = 9.0
         assert shadow.changed()

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from fuseopt.inputs.given import PendingGradients
 from fuseopt.inputs.parts import PartGuard
+from fuseopt.inputs.pending_gradients import PendingGradients
 from tests.shards import local
 from tests.shards.steps import parameters, step_of
 

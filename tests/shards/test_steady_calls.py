@@ -20,9 +20,9 @@ from torch.overrides import BaseTorchFunctionMode
 
 import fuseopt
 from fuseopt import compat
-from fuseopt.inputs.given import PendingGradients
-from fuseopt.inputs.look import Look
-from fuseopt.inputs.parts import UNASKED, Watch
+from fuseopt.inputs.lane_matcher import LaneMatcher
+from fuseopt.inputs.parts import UNASKED, DTensorRecord
+from fuseopt.inputs.pending_gradients import PendingGradients
 from fuseopt.runtime.commit import Pending
 from fuseopt.shards.local import LocalOptimizer
 from tests.shards import assert_same, local
@@ -55,12 +55,12 @@ def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
 
 
 PLACES: list[tuple[Any, str, bool]] = [
-    (Watch, "look", False),
-    (Look, "look", False),
+    (DTensorRecord, "look", False),
+    (LaneMatcher, "look", False),
     (Pending, "finish", False),
     (PendingGradients, "drop", True),
     (LocalOptimizer, "settle", True),
-    (Watch, "count_up", True),
+    (DTensorRecord, "count_up", True),
 ]
 
 

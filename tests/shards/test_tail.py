@@ -311,7 +311,7 @@ def test_what_fails_when_all_processes_were_asked(
 
     class Refuses(LedOptimizer):
         def step(self, *_: Any, **__: Any) -> bool:
-            self.why = "it was told to"
+            self.refusal = "it was told to"
             return False
 
     with monkeypatch.context() as patch:

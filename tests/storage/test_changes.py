@@ -111,7 +111,7 @@ def test_a_parameter_leaves_and_its_state_stays() -> None:
     for params in run.lists:
         params.pop(2)
     run.step(2)
-    assert getattr(run.mine.step, COMPILED).stored.few.why == ""
+    assert getattr(run.mine.step, COMPILED).packed_step.leader.refusal == ""
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -272,7 +272,7 @@ def test_other_options() -> None:
         clip(other)
         other.opt.step()
     before = getattr(other.opt.step, COMPILED).clipped
-    assert before.in_one.repeats
+    assert before.single_graph.repeats
     fuseopt.compile(other.opt, check=False, fallback="error")
     other.set_grads(3)
     clip(other)

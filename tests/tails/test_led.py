@@ -32,7 +32,7 @@ def led(tail: Tail) -> bool:
     """Was the last call led by models of lanes?"""
     assert tail._fused is not None
     assert tail._fused.led is not None
-    assert tail._fused.led.why == ""
+    assert tail._fused.led.refusal == ""
     return "lanes; they stand for the others" in fuseopt.reports()[-1].traced
 
 

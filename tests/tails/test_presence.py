@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, AdamW
 
 import fuseopt
-from fuseopt.tails.in_one import MANY_SETS, SETS
+from fuseopt.tails.single_graph import MANY_SETS, SETS
 from tests.papers import Lion
 from tests.replicate.presence import Counts, some
 from tests.steps import same_bits

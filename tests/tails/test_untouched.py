@@ -65,8 +65,8 @@ class DeferredClip:
     def led(self) -> bool:
         """Do a few lanes lead it?"""
         clipped = getattr(self.side.opt.step, COMPILED).clipped
-        led = clipped.in_one.led
-        assert not clipped.in_one.why
+        led = clipped.single_graph.led
+        assert not clipped.single_graph.refusal
         return led is not None and bool(led.forms)
 
 

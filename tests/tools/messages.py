@@ -25,16 +25,17 @@ WARNS = {"warn", "warn_once", "warning"}
 #: Functions, besides classes of errors, whose text says why something is refused.
 REFUSES = {
     *("refusal", "_refused", "broken", "anew", "skip", "restart", "LegalityRule"),
-    *("require", "refuse", "_refuse", "Refused", "refuse_branch", "Bad", "lack"),
+    *("require", "refuse", "_refuse", "NoMergePoint", "refuse_branch", "Unusable"),
     *("_extern", "Verdict", "Decision", "_elsewhere", "_eager", "leave_to_eager"),
-    *("tell_of_step", "report_once", "_tell", "_give_up", "OutOfMemoryError"),
+    *("lack", "tell_of_step", "report_once", "_tell", "_give_up", "OutOfMemoryError"),
 }
 #: `python -m fuseopt doctor`.
 REPORTS = {"Finding"}
 #: Arguments and variables that hold a reason.
 REASONS = {
-    *("fallback", "traced", "why", "reason", "instead", "where", "text", "message"),
-    *("then", "told", "advice", "limit", "hint", "mend", "ADVICE", "UNKNOWN"),
+    *("fallback", "traced", "why", "refusal", "reason", "instead", "where"),
+    *("text", "message", "then", "told", "advice", "limit", "hint", "mend"),
+    *("ADVICE", "UNKNOWN"),
 }
 #: Rooms whose texts are code of a target, and files that print the IR.
 CODE = ("codegen/", "ir/printer.py", "runtime/cpp/table", "runtime/triton/table")

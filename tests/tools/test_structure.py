@@ -214,7 +214,7 @@ def test_what_watches_dynamo_is_light(given: str) -> None:
     ours = {module for module in found if module.startswith("fuseopt.")}
     watching = {f"fuseopt.compat.{name}" for name in names_in("compat")}
     entry = {"fuseopt.backend", "fuseopt.compiler", "fuseopt.compiler.entry"}
-    entry |= {"fuseopt.compiler.told", "fuseopt.config", "fuseopt.errors"}
+    entry |= {"fuseopt.compiler.trace_warnings", "fuseopt.config", "fuseopt.errors"}
     entry |= {"fuseopt.locks", "fuseopt.handlers"}
     assert ours == entry | {"fuseopt.compat", "fuseopt.compat.gc_pause"} | watching
     assert found - ours - sys.stdlib_module_names <= {"fuseopt"}

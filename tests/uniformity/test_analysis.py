@@ -39,7 +39,7 @@ def proof(opt: Optimizer) -> Proof:
 
 def of(kind: Any, **options: Any) -> Proof:
     found = proof(kind(make_params(SHAPES), **options))
-    assert "its analysis fails" not in found.why
+    assert "its analysis fails" not in found.refusal
     return found
 
 
@@ -58,13 +58,13 @@ TRAPS = [*subtle.TRAPS, *numbers.TRAPS, *identity.TRAPS]
     "kind", [k for k in TRAPS if k not in LATER], ids=lambda k: k.__name__
 )
 def test_what_tells_lanes_apart_is_refused(kind: Any) -> None:
-    assert of(kind).why
+    assert of(kind).refusal
 
 
 @pytest.mark.parametrize("kind", harmless.HARMLESS, ids=lambda k: k.__name__)
 def test_what_treats_lanes_alike_is_not(kind: Any) -> None:
     found = of(kind)
-    assert found.why == ""
+    assert found.refusal == ""
     assert found.codes
 
 
@@ -75,7 +75,7 @@ def test_what_treats_lanes_alike_is_not(kind: Any) -> None:
     "SGD".split(),
 )
 def test_a_step_of_torch_treats_lanes_alike(name: str, foreach: bool | None) -> None:
-    assert of(getattr(torch.optim, name), foreach=foreach).why == ""
+    assert of(getattr(torch.optim, name), foreach=foreach).refusal == ""
 
 
 def test_options_of_torch() -> None:
@@ -87,7 +87,7 @@ def test_options_of_torch() -> None:
         (adam, {"amsgrad": True, "foreach": False, "maximize": True}),
         (adam, {"lr": torch.tensor(0.1), "capturable": True}),
     ):
-        assert of(kind, **options).why == ""
+        assert of(kind, **options).refusal == ""
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_options_of_torch() -> None:
     ids=lambda k: k.__name__,
 )
 def test_papers_treat_lanes_alike(kind: Any) -> None:
-    assert of(kind).why == "" or kind.__name__ == "AggMo"
+    assert of(kind).refusal == "" or kind.__name__ == "AggMo"
 
 
 @pytest.mark.family(4)
@@ -124,8 +124,8 @@ def test_packages_are_led(package: str) -> None:
         if not isinstance(opt.param_groups, list):
             continue
         found = proof(opt)
-        assert "its analysis fails" not in found.why, name
-        if not found.why:
+        assert "its analysis fails" not in found.refusal, name
+        if not found.refusal:
             led.append(name)
     assert len(led) >= LED[package][1], led
 
@@ -139,7 +139,7 @@ def test_four_of_five_of_the_packages_classes() -> None:
 
 
 def test_the_line_that_stands_against_it_is_named() -> None:
-    why = of(numbers.Place).why
+    why = of(numbers.Place).refusal
     lines, first = inspect.getsourcelines(numbers.Place.rate)
     line = first + next(i for i, x in enumerate(lines) if "i + 1" in x)
     path = inspect.getsourcefile(numbers.Place)
@@ -157,7 +157,7 @@ def test_sizes_are_told() -> None:
 
 
 def test_a_function_without_source_is_refused() -> None:
-    assert "its source is missing" in of(identity.Executed).why
+    assert "its source is missing" in of(identity.Executed).refusal
 
 
 def test_source_that_is_not_the_code_is_refused(tmp_path: Any) -> None:
@@ -183,11 +183,11 @@ def test_source_that_is_not_the_code_is_refused(tmp_path: Any) -> None:
 
 def test_a_patched_method_is_what_is_read() -> None:
     opt = harmless.Plain(make_params(SHAPES))
-    assert proof(opt).why == ""
+    assert proof(opt).refusal == ""
     known = harmless.Plain.rate
     harmless.Plain.rate = numbers.Place.rate  # type: ignore[method-assign]
     try:
-        assert "the position of a lane" in proof(opt).why
+        assert "the position of a lane" in proof(opt).refusal
     finally:
         harmless.Plain.rate = known  # type: ignore[method-assign]
 
@@ -199,7 +199,7 @@ def test_an_error_of_the_analysis_proves_nothing(
 
     monkeypatch.setattr(iteration, "spread", lambda *_: 1 / 0)
     opt = harmless.Plain(make_params(SHAPES))
-    assert "its analysis fails: ZeroDivisionError" in proof(opt).why
+    assert "its analysis fails: ZeroDivisionError" in proof(opt).refusal
 
 
 @pytest.mark.parametrize(
@@ -209,5 +209,5 @@ def test_a_choice_between_equals_is_a_choice(name: str) -> None:
     """Of two rates as much is known, and they are two: no second net is asked."""
     kind = getattr(choices, name)
     found = proof(kind(kind.params()))
-    assert found.why
-    assert "its analysis fails" not in found.why
+    assert found.refusal
+    assert "its analysis fails" not in found.refusal

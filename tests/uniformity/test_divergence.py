@@ -119,7 +119,7 @@ def test_a_trap_has_the_bits_of_eager(kind: Any) -> None:
 
 def reason(opt: Any) -> str:
     """Why no few lanes lead any more."""
-    why: str = getattr(opt.step, COMPILED).representatives.why
+    why: str = getattr(opt.step, COMPILED).leader.refusal
     return why
 
 

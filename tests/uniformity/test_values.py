@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fuseopt.uniformity.memory import Dict, List, Memory, merge
 from fuseopt.uniformity.values import (
-    Bad,
     Data,
     Items,
     Known,
@@ -15,6 +14,7 @@ from fuseopt.uniformity.values import (
     Many,
     Ref,
     Tensor,
+    Unusable,
     Value,
     join,
     level_of,
@@ -28,7 +28,7 @@ leaves = st.one_of(
     st.builds(Known, st.sampled_from([1, 2.0, "text", True, None])),
     st.builds(Data, levels, types),
     st.builds(Tensor, flags, flags, flags, st.sampled_from(["", "grad"]), flags, flags),
-    st.just(Bad("broken")),
+    st.just(Unusable("broken")),
 )
 values = st.recursive(
     leaves,
@@ -80,8 +80,8 @@ def test_it_does_not_matter_which_way_comes_first(
     a: Value, b: Value, level: Level
 ) -> None:
     one, other = join(a, b, level), join(b, a, level)
-    assert isinstance(one, Bad) == isinstance(other, Bad)
-    if not isinstance(one, Bad):
+    assert isinstance(one, Unusable) == isinstance(other, Unusable)
+    if not isinstance(one, Unusable):
         assert one == other
 
 
@@ -125,4 +125,4 @@ def test_memories_that_differ_in_nothing_that_is_known(
 
 def test_a_list_that_both_ways_know_is_one() -> None:
     assert join(Ref(1), Ref(1), Level.KIND) == Ref(1)
-    assert isinstance(join(Ref(1), Ref(2), Level.KIND), Bad)
+    assert isinstance(join(Ref(1), Ref(2), Level.KIND), Unusable)

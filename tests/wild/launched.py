@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from fuseopt.runtime.binding import Binding
-from fuseopt.runtime.executor import Direct
+from fuseopt.runtime.executor import DirectExecutor
 
 
 class Launched:
@@ -27,17 +27,17 @@ class Launched:
 def launched() -> Iterator[Launched]:
     """Counts from here on. Launches that are put off are counted when they are done."""
     made = Launched()
-    put_off, run = Binding.launches, Direct.run
+    put_off, run = Binding.launches, DirectExecutor.run
 
     def launches(self: Binding, threads: int) -> list[Callable[[], object]]:
         return [functools.partial(made.add, self), *put_off(self, threads)]
 
-    def at_once(self: Direct, bound: Binding, *args: Any) -> Any:
+    def at_once(self: DirectExecutor, bound: Binding, *args: Any) -> Any:
         made.add(bound)
         return run(self, bound, *args)
 
     with (
         mock.patch.object(Binding, "launches", launches),
-        mock.patch.object(Direct, "run", at_once),
+        mock.patch.object(DirectExecutor, "run", at_once),
     ):
         yield made

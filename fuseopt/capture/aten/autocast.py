@@ -40,7 +40,7 @@ def _is_on(kind: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Within:
+class WithinAutocast:
     """Calls a function with the state of autocast that a recorded call had."""
 
     function: Callable[..., Any]
@@ -96,4 +96,4 @@ class KeptCast:
         return cast
 
 
-__all__ = ["Autocast", "KeptCast", "Within", "autocast_of"]
+__all__ = ["Autocast", "KeptCast", "WithinAutocast", "autocast_of"]

@@ -27,7 +27,7 @@ from .lists import is_foreach
 LOWER = (torch.bfloat16, torch.float16)
 
 
-class Made(NamedTuple):
+class AutocastCall(NamedTuple):
     """An ATen call on fake tensors, its result, and the state of autocast."""
 
     func: Any
@@ -37,24 +37,26 @@ class Made(NamedTuple):
     autocast: Autocast
 
 
-class Seen(DISPATCH_MODE):  # type: ignore[misc]
+class CallRecorder(DISPATCH_MODE):  # type: ignore[misc]
     """Records the ATen calls that are made below autocast."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         super().__init__()
         self.kinds = kinds
-        self.calls: list[Made] = []
+        self.calls: list[AutocastCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self.calls.append(Made(func, args, kwargs, out, autocast_of(self.kinds)))
+        self.calls.append(
+            AutocastCall(func, args, kwargs, out, autocast_of(self.kinds))
+        )
         return out
 
 
-class Casting:
+class AutocastRecorder:
     """Records the calls of a graph as autocast changes them.
 
     `inputs`: the index of an input, by the id of its twin. `shared`: the indices of
@@ -134,7 +136,7 @@ class Casting:
         args: Any,
         kwargs: Any,
         twins: dict[int, torch.Tensor],
-    ) -> tuple[list[Made], Any]:
+    ) -> tuple[list[AutocastCall], Any]:
         """Call a function on fake tensors; return the calls below autocast, and the
         result.
 
@@ -149,7 +151,7 @@ class Casting:
                 if id(t) not in fakes:
                     fakes[id(t)] = self._fake(t)
                     twins[id(fakes[id(t)])] = t
-            with Seen(self.kinds) as seen:
+            with CallRecorder(self.kinds) as seen:
                 result = function(*_mapped(args, fakes), **_mapped(kwargs, fakes))
         # the ids of these objects are keys
         self.recorder.keep([fakes, seen.calls])
@@ -161,7 +163,9 @@ class Casting:
         fake = fake.conj() if t.is_conj() else fake
         return negated_view(fake) if t.is_neg() else fake
 
-    def _again(self, made: Made, twins: dict[int, torch.Tensor], now: Autocast) -> None:
+    def _again(
+        self, made: AutocastCall, twins: dict[int, torch.Tensor], now: Autocast
+    ) -> None:
         """Repeat a call on the tensors that its fake tensors replace, and record it."""
         args, kwargs = _mapped(made.args, twins), _mapped(made.kwargs, twins)
         self.recorder.autocast = made.autocast
@@ -235,4 +239,4 @@ def _mapped(x: Any, by_id: Mapping[int, Any]) -> Any:
     return x
 
 
-__all__ = ["Casting", "method", "switches"]
+__all__ = ["AutocastRecorder", "method", "switches"]

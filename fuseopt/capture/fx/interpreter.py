@@ -27,8 +27,7 @@ from ..aten.dtypes import PARTS
 from ..aten.recorder import Recorder
 from ..scalars.device import Computed, kind_of, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
-from .autocast import Casting, method, switches
-from .given_memory import Places, gives_memory, refuse_resizing
+from .autocast import AutocastRecorder, method, switches
 from .inputs import (
     MetaInputs,
     attribute,
@@ -38,6 +37,7 @@ from .inputs import (
     static_tensors,
 )
 from .patterns import SCALED, restore
+from .reassigned_memory import Places, gives_memory, refuse_resizing
 from .reroll import Templates
 from .segments import NoTemplate, describe, segments, tokens
 
@@ -86,7 +86,7 @@ class Interpreter:
         self.names: dict[int, str] = {}  # of the arguments, by pool position
         self.twins: list[tuple[int, int]] = []
         self.leaves: set[int] = set()  # the inputs that require gradients
-        self.casting: Casting | None = None
+        self.casting: AutocastRecorder | None = None
 
     def register_inputs(self) -> None:
         refuse_resizing(self.nodes)
@@ -146,7 +146,7 @@ class Interpreter:
             kinds = sorted({"cpu", *self.devices.values()})
             shared = frozenset(i for pair in self.twins for i in pair)
             facts = self.origin, kinds, shared, frozenset(self.leaves)
-            self.casting = Casting(self.recorder, own, *facts)
+            self.casting = AutocastRecorder(self.recorder, own, *facts)
         grad_mode = torch.is_grad_enabled()
         try:
             with shapes_of(self.recorder.device_of), torch.no_grad():

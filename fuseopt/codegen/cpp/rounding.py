@@ -23,7 +23,7 @@ _MEMORY = ("load", "bitcast")
 
 
 @dataclass(frozen=True)
-class Known:
+class InstructionFacts:
     """Facts about each instruction.
 
     `fits`: the 16-bit types that hold its numbers exactly. `calm`: True if its NaN have
@@ -35,7 +35,7 @@ class Known:
     calm: tuple[bool, ...]
 
 
-def known(variant: Variant) -> Known:
+def known(variant: Variant) -> InstructionFacts:
     """Return the facts about each instruction of a variant."""
     fits: list[frozenset[str]] = []
     calm: list[bool] = []
@@ -50,7 +50,7 @@ def known(variant: Variant) -> Known:
             or (instr.op in ("cast", *_MEMORY) and instr.dtype == "bf16")
             or (instr.op in _ARITHMETIC and all(calm[a] for a in args))
         )
-    return Known(tuple(fits), tuple(calm))
+    return InstructionFacts(tuple(fits), tuple(calm))
 
 
 def _fits(instr: Instr, args: list[tuple[Instr, frozenset[str]]]) -> frozenset[str]:

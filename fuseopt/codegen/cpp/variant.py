@@ -18,7 +18,7 @@ from ..optable import LIBRARY
 from ..target import lane_values
 from .instructions import Instructions
 from .loop import loop
-from .walk import Walked, gathers, rooms, scatters
+from .walk import WalkedSlot, gathers, rooms, scatters
 
 
 def remembers(variant: Variant) -> bool:
@@ -125,17 +125,17 @@ class Function(Instructions):
                 lines.append(self.taken(i, place))
         return lines
 
-    def walked(self, domain: str) -> list[Walked]:
+    def walked(self, domain: str) -> list[WalkedSlot]:
         """Return the slots of a domain, in the order of their strides in the table."""
         return [
-            Walked(s, STORAGE[slot.dtype], slot.read, slot.write)
+            WalkedSlot(s, STORAGE[slot.dtype], slot.read, slot.write)
             for s, slot in enumerate(self.v.slots)
             if slot.domain == domain
         ]
 
     def row(
         self,
-        slots: list[Walked],
+        slots: list[WalkedSlot],
         arrays: str = "",
         given: Mapping[int, str] | None = None,
     ) -> list[str]:

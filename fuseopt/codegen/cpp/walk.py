@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Walked(NamedTuple):
+class WalkedSlot(NamedTuple):
     """A slot that is walked over: its number, its C++ type, and its use."""
 
     slot: int
@@ -22,12 +22,14 @@ class Walked(NamedTuple):
     write: bool
 
 
-def rooms(slots: Sequence[Walked]) -> list[str]:
+def rooms(slots: Sequence[WalkedSlot]) -> list[str]:
     """Declare memory for a block of each slot."""
     return [f"alignas(64) {x.kind} b{x.slot}[GATHERED];" for x in slots]
 
 
-def gathers(walk: str, slots: Sequence[Walked], n: str, first: int = 0) -> list[str]:
+def gathers(
+    walk: str, slots: Sequence[WalkedSlot], n: str, first: int = 0
+) -> list[str]:
     """Pointers q to n neighbours each, of pointers p to tensors. `first`: the number of
     the first slot among those of the walk.
     """
@@ -42,7 +44,9 @@ def gathers(walk: str, slots: Sequence[Walked], n: str, first: int = 0) -> list[
     ]
 
 
-def scatters(walk: str, slots: Sequence[Walked], n: str, first: int = 0) -> list[str]:
+def scatters(
+    walk: str, slots: Sequence[WalkedSlot], n: str, first: int = 0
+) -> list[str]:
     """Bring back what was written to neighbours; `first`: as of `gathers`."""
     return [
         f"{walk}.scatter({k}, p{x.slot}, q{x.slot}, {n});"

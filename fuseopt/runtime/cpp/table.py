@@ -25,7 +25,7 @@ from ..tables.host_numbers import Cells
 from ..tables.reduction_layout import Folding, longest_run, result_strides, rows
 from ..tables.rows import Rows
 from ..tables.symbols import RowSymbols
-from ..tables.told import Part
+from ..tables.updates import TableFields
 from ..tables.upload import Arena
 
 
@@ -102,8 +102,8 @@ class DeviceTable(KernelTable, Protocol):
     def fetch(self) -> None:
         """Write the present numbers of the CPU that the table reads to the arena."""
 
-    def part(self) -> Part | None:
-        """Return the table's Part, or None; see the module `told`."""
+    def part(self) -> TableFields | None:
+        """Return the table's TableFields, or None; see the module `updates`."""
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:
         """Adapt a copy of the arena's words to the memory that the kernel will read."""

@@ -9,7 +9,7 @@ void PyErr_Clear(void);
 }
 
 // The contents of dicts and lists. The first of them is an argument of each look.
-struct Held {
+struct ContainerRecord {
   int64_t n;  // containers; 0: nothing is recorded
   void* const* containers;
   const int64_t* sizes;  // entries of a dict; of a list -1 - items
@@ -20,7 +20,7 @@ struct Held {
   uint64_t* versions;
 };
 
-struct Lanes {
+struct LaneRecord {
   int64_t n;
   void* const* params;    // of each lane
   void* const* states;    // of each lane: its state, a dict
@@ -55,18 +55,18 @@ struct Lanes {
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
   bool (*mode)(void);
-  // As in Held: of the optimizer's state, then of each lane's.
+  // As in ContainerRecord: of the optimizer's state, then of each lane's.
   int64_t version;
   uint64_t* versions;
   // The tensors of a step that this compares too, or null: of each lane the index of
   // its gradient among them, and the ranges of indices of those in lanes' states.
   const Functions* functions;
-  Known* known;
+  TensorRecord* known;
   const int64_t* gradients;
   void* const* stand_ins;  // of each lane: compared in place of a missing gradient
   int64_t ranges;
-  const int64_t* held_in;  // from, to, from, to ...
-  const Held* rest;        // the optimizer's contents besides its lanes, or null
+  const int64_t* held_in;       // from, to, from, to ...
+  const ContainerRecord* rest;  // the optimizer's contents besides its lanes, or null
   // Of each lane the index of its gradient in `from`, see below; -1: it is param.grad.
   const int64_t* given;
 };
@@ -82,7 +82,7 @@ static inline void remember_version(int64_t at, const void* dict, uint64_t* seen
   if (at) *seen = *(uint64_t*)((char*)dict + at);
 }
 
-static bool holds_the_same(const Held* h, void* first) {
+static bool holds_the_same(const ContainerRecord* h, void* first) {
   void *key, *value, *const *item = h->items;
   for (int64_t c = 0; c < h->n; ++c) {
     void* container = c ? h->containers[c] : first;
@@ -108,7 +108,7 @@ static bool holds_the_same(const Held* h, void* first) {
 }
 
 // Do dicts and lists have the contents recorded in `h`?
-extern "C" int64_t fuseopt_holds(const Held* h) {
+extern "C" int64_t fuseopt_holds(const ContainerRecord* h) {
   return h->n && holds_the_same(h, h->containers[0]);
 }
 
@@ -118,7 +118,7 @@ extern "C" int64_t fuseopt_holds(const Held* h) {
 // Tensors are compared in the same pass. `from` is None, or a list of gradients that
 // lanes will get. With a list it also returns 1 if a tensor is not compared, or if more
 // than its address changed.
-extern "C" int64_t fuseopt_lanes(const Lanes* k, void* attributes, void* lists,
+extern "C" int64_t fuseopt_lanes(const LaneRecord* k, void* attributes, void* lists,
                                  void* state, void* grads, void* from) {
   void *key, *value, *const *member = k->members;
   for (int64_t l = 0; l < k->lists; ++l) {

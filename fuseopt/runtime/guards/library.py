@@ -33,31 +33,31 @@ class Functions(ctypes.Structure):
     _fields_ = fields(TEXT, "Functions")
 
 
-class Known(ctypes.Structure):
+class TensorRecord(ctypes.Structure):
     """Record of the tensors of a call."""
 
-    _fields_ = fields(TEXT, "Known")
+    _fields_ = fields(TEXT, "TensorRecord")
 
 
-class Followed(ctypes.Structure):
+class LinkedRecord(ctypes.Structure):
     """Step whose first tensors another step compares."""
 
-    _fields_ = fields(TEXT, "Followed")
+    _fields_ = fields(TEXT, "LinkedRecord")
 
 
-class Held(ctypes.Structure):
+class ContainerRecord(ctypes.Structure):
     """Record of the contents of dicts and lists."""
 
-    _fields_ = fields(TEXT, "Held")
+    _fields_ = fields(TEXT, "ContainerRecord")
 
 
-class Lanes(ctypes.Structure):
+class LaneRecord(ctypes.Structure):
     """Record of the lanes of an optimizer."""
 
-    _fields_ = fields(TEXT, "Lanes")
+    _fields_ = fields(TEXT, "LaneRecord")
 
 
-class Parts(ctypes.Structure):
+class PartRecord(ctypes.Structure):
     """Record of DTensors and of their local parts."""
 
-    _fields_ = fields(TEXT, "Parts")
+    _fields_ = fields(TEXT, "PartRecord")

@@ -1,6 +1,6 @@
 // DTensors of an optimizer: parameters first, then those in its state. The local part
 // and the spec of each are compared by identity, read from slots of the object.
-struct Parts {
+struct PartRecord {
   int64_t n;             // parameters
   int64_t all;           // parameters and tensors of the state
   void* const* wholes;   // DTensors
@@ -16,7 +16,7 @@ struct Parts {
   void *kind, *plain;    // the types DTensor and Tensor
   int64_t local, spec;   // their offsets in a DTensor
   int64_t handle;        // offset of a Python tensor's at::Tensor
-  // As in Lanes; none is null.
+  // As in LaneRecord; none is null.
   bool (*required)(const void* tensor);
   const void* (*gradient)(const void* tensor);
   void* (*wrapped)(const void* gradient);
@@ -28,9 +28,9 @@ struct Parts {
   // The parts of parameters, in order. `at` has the data pointer and the storage offset
   // of each part in the state. The step of the parts compares its dtype, sizes and
   // strides.
-  Known* known;
+  TensorRecord* known;
   uint64_t* at;
-  const Held* held;  // lists of parameters and dicts of state
+  const ContainerRecord* held;  // lists of parameters and dicts of state
 };
 
 static inline void* slot(const void* object, int64_t at) {
@@ -46,7 +46,7 @@ static inline int64_t offset_at(const Functions* f) {
 struct Place {
   uint64_t memory, offset;
 };
-static inline Place place_of(const Parts* k, const void* part) {
+static inline Place place_of(const PartRecord* k, const void* part) {
   const Functions* f = k->functions;
   const char* tensor = (char*)slot(part, k->handle);
   const void* storage = slot(tensor, f->storage);
@@ -55,7 +55,7 @@ static inline Place place_of(const Parts* k, const void* part) {
 }
 
 // Record the places of the parts in the state.
-extern "C" void fuseopt_parts_note(const Parts* k) {
+extern "C" void fuseopt_parts_note(const PartRecord* k) {
   uint64_t* at = k->at;
   for (int64_t i = k->n; i < k->all; ++i, at += 2) {
     const Place now = place_of(k, k->locals[i]);
@@ -64,7 +64,7 @@ extern "C" void fuseopt_parts_note(const Parts* k) {
   }
 }
 
-static bool parts_are_the_same(const Parts* k) {
+static bool parts_are_the_same(const PartRecord* k) {
   if (!fuseopt_holds(k->held)) return false;
   for (int64_t i = 0; i < k->all; ++i) {
     if (i + SOON < k->all) {
@@ -102,7 +102,7 @@ static bool parts_are_the_same(const Parts* k) {
 // Returns 0 if nothing changed, there is a gradient, and `grads` has the parts of all
 // gradients. Returns 1 if anything but gradients changed, 2 if Python must compare
 // gradients alone, 3 if it must compare everything.
-extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
+extern "C" int64_t fuseopt_parts(const PartRecord* k, void* grads) {
   int64_t verdict = 3;
   try {
     if (k->mode()) return 3;
@@ -137,7 +137,7 @@ extern "C" int64_t fuseopt_parts(const Parts* k, void* grads) {
 
 // Increment the versions of DTensors whose parts' versions differ from those of the
 // last look. Returns 1 if a tensor has no version counter.
-extern "C" int64_t fuseopt_parts_bump(const Parts* k) {
+extern "C" int64_t fuseopt_parts_bump(const PartRecord* k) {
   try {
     for (int64_t i = 0; i < k->n; ++i)
       if (k->version((char*)k->heres[i] + k->handle) != k->versions[i])

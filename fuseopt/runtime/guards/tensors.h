@@ -26,7 +26,7 @@ struct Functions {
   int64_t inlined;  // largest number of dims whose sizes and strides lie in the fields
   int64_t memory;   // offset of a storage's memory and owner
 };
-struct Known {
+struct TensorRecord {
   int64_t n;
   uint64_t* addresses;
   uint64_t* now;
@@ -97,7 +97,7 @@ static inline bool none(Words differ) {
 }
 // Record the memory and the fields of a tensor whose metadata are unchanged. Most
 // tensors share the record of their kin, so that the records stay in the caches.
-static void see(const Functions* f, const Known* k, int64_t i) {
+static void see(const Functions* f, const TensorRecord* k, int64_t i) {
   if (!f->words) return;
   const char* impl = *(char**)k->tensors[i];
   const char* storage = *(char**)(impl + f->storage);
@@ -162,14 +162,14 @@ static bool beside(uint64_t low, uint64_t high, int64_t spans, const uint64_t* s
   return after == spans || starts[after] >= high;
 }
 // Is a tensor's new memory disjoint from that of the tensors that do not move?
-static bool may_move(const Known* k, int64_t i) {
+static bool may_move(const TensorRecord* k, int64_t i) {
   const uint64_t low = k->now[i], high = low + k->reach[i];
   if (k->loose[i] == FREELY) return beside(low, high, k->spans, k->starts, k->ends);
   return k->loose[i] == ALONE &&
          beside(low, high, k->stays, k->stay_starts, k->stay_ends);
 }
 // Are the tensors that may move disjoint from one another, where they must be?
-static bool alone(const Known* k) {
+static bool alone(const TensorRecord* k) {
   // mostly nearly sorted: allocators reuse the same blocks
   for (int64_t gap = k->mobile; gap > 1;) {
     gap = gap > 4 ? 4 * gap / 9 : 1;
@@ -194,7 +194,7 @@ static bool alone(const Known* k) {
   return true;
 }
 // Follow tensors that moved, where all of them may.
-static bool follow(const Functions* f, const Known* k, int64_t moved) {
+static bool follow(const Functions* f, const TensorRecord* k, int64_t moved) {
   if (!k->loose) return false;
   for (int64_t m = 0; m < moved; ++m)
     if (!may_move(k, k->moved[m])) return false;
@@ -230,7 +230,7 @@ static bool nowhere(const Functions* f, char* tensor, const void* address,
 static const int64_t MOVED = 1, OTHER = 2, UNASKED = 4;
 
 // Compare one tensor with its record: 0 if unchanged, else one of the above.
-static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
+static int64_t compare_one(const Functions* f, const TensorRecord* k, int64_t i) {
   uint64_t* seen = k->seen + i * OWNER;
   const uint64_t* fields = k->fields + k->like[i] * f->words;
   char* tensor = k->tensors[i];
@@ -248,13 +248,13 @@ static int64_t compare_one(const Functions* f, const Known* k, int64_t i) {
   see(f, k, i);
   return 0;
 }
-static void note(const Functions* f, Known* k, int64_t i) {
+static void note(const Functions* f, TensorRecord* k, int64_t i) {
   const int64_t change = compare_one(f, k, i);
   if (change == MOVED) k->moved[k->n_moved++] = i;
   else k->found |= change;
 }
 // Compare tensors `from` to `to`, up to the first that is OTHER or UNASKED.
-static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
+static void compare(const Functions* f, TensorRecord* k, int64_t from, int64_t to) {
   for (int64_t b = from; b < to && !k->found; b += BLOCK) {
     const int64_t end = b + BLOCK < to ? b + BLOCK : to;
     if (f->words) {
@@ -282,9 +282,9 @@ static void compare(const Functions* f, Known* k, int64_t from, int64_t to) {
     for (int64_t i = b; i < end; ++i) note(f, k, i);
   }
 }
-static void begin(Known* k) { k->n_moved = k->found = 0; }
+static void begin(TensorRecord* k) { k->n_moved = k->found = 0; }
 // The result for all tensors. It is also 0 if all moved tensors may move.
-static int64_t finish(const Functions* f, const Known* k) {
+static int64_t finish(const Functions* f, const TensorRecord* k) {
   if (k->found & UNASKED) return UNASKED;
   if (k->found) return OTHER | (k->n_moved != 0);
   return k->n_moved && !follow(f, k, k->n_moved);
@@ -292,7 +292,7 @@ static int64_t finish(const Functions* f, const Known* k) {
 
 // Compare the values of two dicts, then those of a tuple: MOVED if an address differs,
 // plus OTHER if another property does; UNASKED if a property cannot be read.
-extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
+extern "C" int64_t fuseopt_tensors(const Functions* f, TensorRecord* k, void* buffers,
                                    void* parameters, void* args) {
   int64_t count = 0;
   void *dicts[2] = {buffers, parameters}, *key, *value;
@@ -310,7 +310,7 @@ extern "C" int64_t fuseopt_tensors(const Functions* f, Known* k, void* buffers,
 
 // Compare the tensors of a list alone, after `fuseopt_lanes` has compared all other
 // ones. `places` has the index of each of these among all tensors.
-extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
+extern "C" int64_t fuseopt_others(const Functions* f, TensorRecord* k, void* list,
                                   const int64_t* places, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     k->tensors[places[i]] = (char*)PyList_GetItem(list, i) + f->handle;
@@ -319,9 +319,9 @@ extern "C" int64_t fuseopt_others(const Functions* f, Known* k, void* list,
 }
 
 // A step whose first `n` tensors are among those of another step, `other`.
-struct Followed {
+struct LinkedRecord {
   const Functions* functions;
-  Known *known, *other;
+  TensorRecord *known, *other;
   int64_t n;
   const int64_t* from;   // of each: its index among the other step's
   int64_t own, fresh;    // the first tensor of this step alone, and their number
@@ -331,9 +331,9 @@ struct Followed {
 // Do the work of `fuseopt_tensors`, after the other step has compared its tensors in
 // this call. It found them unchanged, or moved as they may. `list` has the `fresh`
 // tensors, then the `others`.
-extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
+extern "C" int64_t fuseopt_follow(const LinkedRecord* w, void* list) {
   const Functions* f = w->functions;
-  Known *k = w->known, *other = w->other;
+  TensorRecord *k = w->known, *other = w->other;
   begin(k);
   for (int64_t i = 0; i < w->n; ++i) {
     const uint64_t now = other->addresses[w->from[i]];
@@ -361,7 +361,7 @@ extern "C" int64_t fuseopt_follow(const Followed* w, void* list) {
 }
 
 // Record the tensors of the last call, which must have compared all of them.
-extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
+extern "C" void fuseopt_accept(const Functions* f, const TensorRecord* k) {
   for (int64_t i = 0; i < k->n; ++i) {
     k->addresses[i] = k->now[i];
     see(f, k, i);
@@ -370,7 +370,7 @@ extern "C" void fuseopt_accept(const Functions* f, const Known* k) {
 
 // Increment the version counters of some tensors of the last call. Returns 1 if a
 // tensor has none.
-extern "C" int64_t fuseopt_bump(const Functions* f, const Known* k,
+extern "C" int64_t fuseopt_bump(const Functions* f, const TensorRecord* k,
                                 const int64_t* which, int64_t n) {
   try {
     for (int64_t i = 0; i < n; ++i) {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ... import compat
-from .library import Followed, Functions, Known
+from .library import Functions, LinkedRecord, TensorRecord
 from .sharing import ALONE, Moves
 
 MOVED, CHANGED = 1, 2
@@ -102,7 +102,9 @@ class TensorGuard:
             "moved": array("q", bytes(words)),
         }
         self._functions = Functions(**functions._asdict())
-        self._known = Known(n=self.n, **{k: address(a) for k, a in arrays.items()})
+        self._known = TensorRecord(
+            n=self.n, **{k: address(a) for k, a in arrays.items()}
+        )
         self._keep: dict[str, array[int]] = arrays
         self._begins = begins
         #: the first arguments of the helper's functions: the addresses of both structs
@@ -230,7 +232,7 @@ class TensorGuard:
         """
         if not other.comparable or not self.same_as(other, places):
             return None
-        struct = Followed(
+        struct = LinkedRecord(
             functions=self.structs[0],
             known=self.structs[1],
             other=other.structs[1],

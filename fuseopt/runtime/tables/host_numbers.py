@@ -18,7 +18,7 @@ import torch
 
 from ...errors import CaptureError
 from ...ir.graph import DTYPE_BYTES, Buffer, Kernel
-from .words import Asked, Numbers
+from .words import HelperCall, Numbers
 
 WORD = 8
 CPU = "cpu"
@@ -98,11 +98,11 @@ class Cells:
     def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
         self.fetched = fetched
         #: the call of the helper, once there are words
-        self.asked: Asked | None = None
+        self.asked: HelperCall | None = None
         if self.helper is not None and self.of:
             each = zip(*fetched, strict=True) if fetched else ((), (), ())
             names = ("position", "cell", "bytes")
-            self.asked = Asked(
+            self.asked = HelperCall(
                 Numbers(
                     n=len(fetched),
                     cells=len(self.of),

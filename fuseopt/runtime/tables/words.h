@@ -22,7 +22,7 @@ struct Numbers {
   uint64_t *words, *seen;   // the present ones, and those of the last call
 };
 // All tables of a step on one device.
-struct Told {
+struct DeviceTables {
   int64_t n;                    // tables
   Addresses* const* addresses;  // of each
   Numbers* const* numbers;      // of each, or null
@@ -37,7 +37,7 @@ struct Told {
   int64_t* range;               // words of the arena that the device lacks: from, to
 };
 // Memory of the CPU that a step writes before its last launch on a device.
-struct Saved {
+struct SavedMemory {
   int64_t n;                // tensors
   const int64_t* position;  // of each: the place of its address in the pool
   const int64_t* bytes;     // its size
@@ -81,7 +81,7 @@ extern "C" int64_t fuseopt_numbers(Numbers* x, const uint64_t* pool) {
   return changed;
 }
 
-static inline void lacks(Told* x, int64_t low, int64_t high) {
+static inline void lacks(DeviceTables* x, int64_t low, int64_t high) {
   if (low == high) return;
   const int64_t none = x->range[0] == x->range[1];
   if (none || low < x->range[0]) x->range[0] = low;
@@ -89,7 +89,7 @@ static inline void lacks(Told* x, int64_t low, int64_t high) {
 }
 
 // Updates the arena's words. Returns how many words the device then lacks.
-extern "C" int64_t fuseopt_told(Told* x) {
+extern "C" int64_t fuseopt_update_arena(DeviceTables* x) {
   const uint64_t bytes = (uint64_t)x->words * 8;
   if (x->stale || __builtin_memcmp(x->pool, x->known, bytes) != 0) {
     for (int64_t i = 0; i < x->n; ++i) {
@@ -109,7 +109,8 @@ extern "C" int64_t fuseopt_told(Told* x) {
 }
 
 // Copies tensors to `memory`, with `back` from there.
-extern "C" void fuseopt_saved(const Saved* x, const uint64_t* pool, int64_t back) {
+extern "C" void fuseopt_saved(const SavedMemory* x, const uint64_t* pool,
+                              int64_t back) {
   char* kept = x->memory;
   for (int64_t i = 0; i < x->n; kept += x->bytes[i++]) {
     char* at = (char*)pool[x->position[i]];

@@ -25,19 +25,19 @@ class Numbers(ctypes.Structure):
     _fields_ = fields(TEXT, "Numbers")
 
 
-class Told(ctypes.Structure):
+class DeviceTables(ctypes.Structure):
     """All tables of a step on one device."""
 
-    _fields_ = fields(TEXT, "Told")
+    _fields_ = fields(TEXT, "DeviceTables")
 
 
-class Saved(ctypes.Structure):
+class SavedMemory(ctypes.Structure):
     """Memory of the CPU, and room for a copy of its contents."""
 
-    _fields_ = fields(TEXT, "Saved")
+    _fields_ = fields(TEXT, "SavedMemory")
 
 
-class Asked:
+class HelperCall:
     """Struct with its arrays, and a function of the helper that takes it."""
 
     def __init__(

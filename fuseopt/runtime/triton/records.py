@@ -17,7 +17,7 @@ import torch
 
 from ...codegen.triton.variant import ALIGNED, FLAT, RECORD
 from ..tables.host_numbers import WORD
-from ..tables.words import Addresses, Asked
+from ..tables.words import Addresses, HelperCall
 
 
 class Block(NamedTuple):
@@ -69,7 +69,7 @@ class Records:
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
         self._cell = self.cell  # for launches of all lanes
-        self.asked: Asked | None = None
+        self.asked: HelperCall | None = None
         self._all_owners = owner
 
     def ask(self, helper: ctypes.PyDLL | None) -> None:
@@ -85,7 +85,7 @@ class Records:
             "strided": self.strided,
             "odd": torch.zeros_like(self.layouts),
         }
-        self.asked = Asked(
+        self.asked = HelperCall(
             Addresses(
                 n=len(self.words),
                 lanes=len(self.layouts),

@@ -27,7 +27,7 @@ from ..devices import is_remote
 from ..tables.host_numbers import WORD, Cells
 from ..tables.reduction_layout import tiles
 from ..tables.symbols import RowSymbols
-from ..tables.told import Part
+from ..tables.updates import TableFields
 from ..tables.upload import Arena, settle_together
 from .build import TritonBuilder, TritonModule
 from .records import Block, Records
@@ -282,13 +282,13 @@ class TritonTable:
 
     # ---------------------------------------------------------------- launches
 
-    def part(self) -> Part | None:
+    def part(self) -> TableFields | None:
         """Return the table's part of the C call that writes all tables of its arena."""
         arena = self._settled()
         addresses, numbers = self.records.asked, self.cells.asked
         if addresses is None or (len(self.cells) and numbers is None):
             return None
-        return Part(
+        return TableFields(
             addresses=addresses.at,
             numbers=0 if numbers is None else numbers.at,
             lanes=self.lanes.data_ptr(),

@@ -24,7 +24,7 @@ from ..replicate.dry_run import Record, rehearse
 from ..replicate.models import without_contents
 from ..shadow.stand_in import stand_in, unfused
 from ..uniformity import prove
-from .part import attributes_of
+from .partial_optimizer import attributes_of
 
 #: Number of kinds up to which all sets are tried; for more kinds, those of `_sets`.
 MAX_KINDS = 6
@@ -36,7 +36,7 @@ class ReadsSizes(LanesDiffer):
     """The step reads sizes, so lanes of other sizes must be of other kinds."""
 
 
-class Universe:
+class KindModels:
     """Kinds of an optimizer's lanes, each with models: meta tensors with gradients.
     Raises LanesDiffer.
 
@@ -102,10 +102,10 @@ class Universe:
         for group in shadow.param_groups:
             group.update(unfused(group))
         proof = prove(function, shadow, counters=self.counters)
-        if proof.why and self.counters:
+        if proof.refusal and self.counters:
             proof = prove(function, shadow)
-        if proof.why:
-            raise LanesDiffer(proof.why)
+        if proof.refusal:
+            raise LanesDiffer(proof.refusal)
         if proof.sizes and self.reshaped:
             raise ReadsSizes("it reads sizes, in which lanes differ")
         _DryRuns(self, shadow, function).run()
@@ -114,14 +114,16 @@ class Universe:
 class _DryRuns:
     """Rehearsals of a step for sets of lanes, and their comparison."""
 
-    def __init__(self, universe: Universe, optimizer: Any, function: Any) -> None:
-        self.kinds = universe.kinds
+    def __init__(self, kind_models: KindModels, optimizer: Any, function: Any) -> None:
+        self.kinds = kind_models.kinds
         self.optimizer = optimizer
         self.function = function
-        self.lanes = Lanes(optimizer, universe.ignore_sizes, universe.counters)
+        self.lanes = Lanes(optimizer, kind_models.ignore_sizes, kind_models.counters)
         lane_of = {id(p): i for i, p in enumerate(self.lanes.params)}
         #: the lanes of each kind
-        self.members = [[lane_of[id(p)] for p in params] for params in universe.kinds]
+        self.members = [
+            [lane_of[id(p)] for p in params] for params in kind_models.kinds
+        ]
         self.every = sorted(i for params in self.members for i in params)
         record = self._record(_does_nothing, self.every)
         self.rest, self.states = record.rest, record.states

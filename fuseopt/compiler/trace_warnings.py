@@ -59,7 +59,7 @@ def of_refusal(optimizer: torch.optim.Optimizer, why: str) -> None:
     diagnostics.tell_of_step(optimizer, why)
 
 
-def left(optimizer: torch.optim.Optimizer) -> None:
+def of_bound_step(optimizer: torch.optim.Optimizer) -> None:
     """Report a bound step that Dynamo compiles itself, if Dynamo must not trace it."""
     from .. import compat
     from . import diagnostics

@@ -30,7 +30,7 @@ NEW_CODE = Difference(Change.STRUCTURE, "a method of its class has other code")
 VALUES = frozenset({int, float, bool, str, complex, bytes})
 
 
-class Structure:
+class StructureGuard:
     """The classes of an optimizer with their attributes, its state and its groups."""
 
     def __init__(self) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from .upload import Arena
-from .words import Asked
-from .words import Told as Struct
+from .words import DeviceTables as Struct
+from .words import HelperCall
 
 
-class Part(NamedTuple):
-    """Fields of a table that `fuseopt_told` needs.
+class TableFields(NamedTuple):
+    """Fields of a table that `fuseopt_update_arena` needs.
 
     `addresses`, `numbers`, `lanes`, `first_cell` are addresses, 0 for no numbers.
     `lanes_at`, `cells_at` are words of the arena.
@@ -28,11 +28,11 @@ class Part(NamedTuple):
     cells_at: int
 
 
-class Tells(Protocol):
+class ArenaTable(Protocol):
     """A table with words in an arena."""
 
-    def part(self) -> Part | None:
-        """Return the table's Part; None where there is no compiled helper."""
+    def part(self) -> TableFields | None:
+        """Return the table's TableFields; None where there is no compiled helper."""
 
     def refresh(self) -> None:
         """Write the addresses that changed."""
@@ -41,26 +41,29 @@ class Tells(Protocol):
         """Write the numbers of the CPU that changed."""
 
 
-def telling(
-    helper: ctypes.PyDLL | None, arena: Arena, tables: Sequence[Tells], pool: array[int]
+def updater(
+    helper: ctypes.PyDLL | None,
+    arena: Arena,
+    tables: Sequence[ArenaTable],
+    pool: array[int],
 ) -> Callable[[], object]:
     """Return a function that writes all changes of these tables to their arena."""
     parts = [table.part() for table in tables]
-    told = [part for part in parts if part is not None]
-    if helper is None or len(told) < len(parts):
+    fields = [part for part in parts if part is not None]
+    if helper is None or len(fields) < len(parts):
         return functools.partial(_by_python, tables)
-    struct = Struct(n=len(told), words=len(pool), pool=pool.buffer_info()[0], stale=1)
+    struct = Struct(n=len(fields), words=len(pool), pool=pool.buffer_info()[0], stale=1)
     struct.range = arena.range.buffer_info()[0]
-    names = Part._fields
-    columns = zip(*told, strict=True)
+    names = TableFields._fields
+    columns = zip(*fields, strict=True)
     arrays = {k: array("Q", v) for k, v in zip(names, columns, strict=True)}
     arrays["known"] = array("Q", bytes(8 * len(pool)))
-    asked = Asked(struct, helper.fuseopt_told, arrays, (), ctypes.c_int64)
+    asked = HelperCall(struct, helper.fuseopt_update_arena, arrays, (), ctypes.c_int64)
     arena.when_stale.append(functools.partial(setattr, struct, "stale", 1))
     return functools.partial(asked)
 
 
-def _by_python(tables: Sequence[Tells]) -> None:
+def _by_python(tables: Sequence[ArenaTable]) -> None:
     for table in tables:
         table.fetch()
         table.refresh()

@@ -1,4 +1,4 @@
-"""Arguments of one call for the calls around the step (see around)."""
+"""Arguments of one call for the calls around the step (see step_wrapper)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StaleTailInputs(FuseoptError):
     """A call differs from the last one and needs preparation; nothing was done."""
 
 
-class Compared(NamedTuple):
+class ComparedGradients(NamedTuple):
     """Gradients that a step's guard has compared.
 
     `places`: their indices among the guard's tensors, in the order of the lanes.
@@ -39,15 +39,15 @@ class TailArguments:
     `columns`: tensors beside the parameters, in each column one for each lane; do not
     change these lists later. `shared`: tensors and floats for all lanes. `flag`: one of
     `shared`, true to skip the step; None for a step that is never skipped.
-    `ahead(step)`: returns the launches before those of the step, which is ready; may
-    raise StaleTailInputs. `again`: the lanes that the call must have; with other lanes
-    it raises StaleTailInputs.
+    `launches_before(step)`: returns the launches before those of the step, which is
+    ready; may raise StaleTailInputs. `again`: the lanes that the call must have; with
+    other lanes it raises StaleTailInputs.
     """
 
     columns: Sequence[Tensors] = ()
     shared: Sequence[Any] = ()
     flag: torch.Tensor | None = None
-    ahead: Callable[[CompiledStep], Launches] | None = None
+    launches_before: Callable[[CompiledStep], Launches] | None = None
     again: Lanes | None = None
     #: the columns, one after the other
     beside: Tensors = field(init=False)
@@ -59,4 +59,4 @@ class TailArguments:
             self.beside = [t for column in self.columns for t in column]
 
 
-NO_ASIDE = TailArguments()
+NO_TAIL_ARGUMENTS = TailArguments()

@@ -27,7 +27,7 @@ def FREED() -> None:
     find("torch._dynamo.eval_frame:cached_backends")
 
 
-class Fakes:
+class TraceFakes:
     """Fake tensors that Dynamo traced with, weakly referenced.
 
     A parameter's fake holds the fake of its gradient where Python's garbage collector
@@ -91,7 +91,7 @@ class Fakes:
                     clear()
 
 
-class Life:
+class WeakMemory:
     """Tests whether a tensor's memory still exists, without a reference to the tensor.
 
     Relies on torch's weak reference to memory; without it, memory counts as existing.

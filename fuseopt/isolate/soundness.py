@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from .. import compat
 
 
-class Judged:
+class SoundnessCheck:
     """The result of the check for the step of one optimizer."""
 
     def __init__(self) -> None:

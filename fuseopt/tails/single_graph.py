@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from .. import compat
 from ..config import Config
 from ..inputs.change import SAME
-from ..inputs.classes import Structure
 from ..inputs.keys import LanesDiffer
-from .fused import Fused
-from .led import Led
-from .led_parts import Clipped, LedParts
+from ..inputs.structure_guard import StructureGuard
+from .fused import FusedTail
+from .led import LedTail
+from .led_parts import ClipAlone, LedPartsTail
 from .order import dtypes_in_order
 
 #: Number of sets of gradients with a graph each; with more a tail runs in pieces.
@@ -23,22 +23,22 @@ SETS = 4
 MANY_SETS = f"other gradients are None than in {SETS} calls before"
 
 
-def unfit(content: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
+def unfit(tail_inputs: dict[str, Any], grads: Sequence[torch.Tensor]) -> str:
     """Return the reason why one graph cannot have these gradients, or "". In the second
-    case add the order of their dtypes to `content`.
+    case add the order of their dtypes to `tail_inputs`.
     """
     try:
-        content["order"] = dtypes_in_order(grads, content["places"])
+        tail_inputs["order"] = dtypes_in_order(grads, tail_inputs["places"])
     except LanesDiffer as error:
         return str(error)
-    scale = content["scale"]
+    scale = tail_inputs["scale"]
     if scale is not None and scale.device != grads[0].device:
         return "the scaler's scale is on a different device"
     return ""
 
 
 class SingleGraph:
-    """Tail of some optimizers. `why` is the reason why it runs in pieces, or "".
+    """Tail of some optimizers. `refusal` is the reason why it runs in pieces, or "".
 
     `functions` are those of their steps, without the layers around them. A tail of
     several optimizers is not led: the norm and flags of each depend on the gradients of
@@ -53,37 +53,38 @@ class SingleGraph:
         options: Mapping[str, Any],
     ) -> None:
         self.optimizers = optimizers
-        self.whole = Fused(optimizers, functions, config, options)
-        self.led: Led | None = None
-        self.parts: LedParts | None = None
+        self.whole = FusedTail(optimizers, functions, config, options)
+        self.led: LedTail | None = None
+        self.parts: LedPartsTail | None = None
         if len(optimizers) == 1:
-            self.led = Led(optimizers[0], functions[0], config, options)
-            self.parts = LedParts(optimizers[0], functions[0], config, options)
+            self.led = LedTail(optimizers[0], functions[0], config, options)
+            self.parts = LedPartsTail(optimizers[0], functions[0], config, options)
         #: classes, state and groups of each in the last call
-        self._structures = [Structure() for _ in optimizers]
+        self._structures = [StructureGuard() for _ in optimizers]
         #: true if `again` can repeat the last call
         self.repeats = False
         #: a byte for each parameter, 1 if it had a gradient: of calls in one graph
         self._sets: set[bytes] = set()
 
     @property
-    def why(self) -> str:
+    def refusal(self) -> str:
         """Reason why the tail runs in pieces, or ""."""
-        return self.whole.why
+        return self.whole.refusal
 
     def step(
         self,
-        content: dict[str, Any],
+        tail_inputs: dict[str, Any],
         drops: bool,
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, ...] | Clipped | str:
+    ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
         """Do one tail. Return the result of `sequence.whole`; or the reason why nothing
-        was written; or a `Clipped` if only the clip was done.
+        was written; or a `ClipAlone` if only the clip was done.
 
-        `content` has the attributes of a `TailInputs` without the optimizers and the
-        order of dtypes. With `drops`, nothing reads gradients after the call. `params`
-        and `grads` are those of all optimizers; there is at least one gradient.
+        `tail_inputs` has the attributes of a `TailInputs` without the optimizers and
+        the order of dtypes. With `drops`, nothing reads gradients after the call.
+        `params` and `grads` are those of all optimizers; there is at least one
+        gradient.
         """
         self._follow_changes()
         self.repeats = False
@@ -91,8 +92,8 @@ class SingleGraph:
             return "parameters share a gradient, which is scaled twice"
         parts = self.parts
         if parts is not None and compat.are_spread(params[:1]):
-            why = parts.why_not(content)
-            return why or parts.step(content, drops, params, grads)
+            refusal = parts.why_not(tail_inputs)
+            return refusal or parts.step(tail_inputs, drops, params, grads)
         there = bytes(p.grad is not None for p in params)
         may_be_eager = self.whole.config.fallback != "error"
         if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
@@ -100,17 +101,17 @@ class SingleGraph:
             return MANY_SETS
         self._sets.add(there)
         led = self.led
-        if led is not None and led.wants(content):
-            result = led.step(content, drops, params, grads)
+        if led is not None and led.wants(tail_inputs):
+            result = led.step(tail_inputs, drops, params, grads)
             if result is not None:
                 self.repeats = True
                 return result
-            self.whole.since = led.why
-        why = unfit(content, grads)
-        if why:
-            return why
-        result = self.whole.step(content, drops)
-        return self.why if result is None else result
+            self.whole.since = led.refusal
+        refusal = unfit(tail_inputs, grads)
+        if refusal:
+            return refusal
+        result = self.whole.step(tail_inputs, drops)
+        return self.refusal if result is None else result
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
         """Repeat the last call, which had the same options, with the present gradients.
@@ -126,7 +127,7 @@ class SingleGraph:
         state and groups, changed since the last call.
         """
         structures, optimizers = self._structures, self.optimizers
-        if {*map(Structure.compare, structures, optimizers)} == {SAME}:
+        if {*map(StructureGuard.compare, structures, optimizers)} == {SAME}:
             return
         if any(structure.known for structure in structures):
             self._release()
@@ -138,7 +139,7 @@ class SingleGraph:
         self.whole.release()
         if self.led is not None:
             self.led.release()
-            self.led.why = ""
+            self.led.refusal = ""
         if self.parts is not None:
             self.parts.release()
-            self.parts.why = ""
+            self.parts.refusal = ""

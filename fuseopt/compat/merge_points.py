@@ -15,7 +15,7 @@ ONWARD = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_NO_INTERRUPT", "JUMP")
 VARIABLES = frozenset((*dis.haslocal, *dis.hasfree))
 
 
-class Refused(Exception):
+class NoMergePoint(Exception):
     """The two ways of a branch cannot both be traced."""
 
 
@@ -33,8 +33,8 @@ def leaving(x: Any, tx: Any) -> tuple[Any, ...] | None:
 def meeting_of(tx: Any, begin: int, target: int, at: int) -> Place:
     """Return the first place that all ways from `begin` and from `target` pass.
 
-    Raises Refused if there is none. `at`: the index of the branch. A target before it
-    begins the next turn of a loop.
+    Raises NoMergePoint if there is none. `at`: the index of the branch. A target before
+    it begins the next turn of a loop.
     """
     passed: dict[int, frozenset[Place]] = {}
 
@@ -68,7 +68,7 @@ def meeting_of(tx: Any, begin: int, target: int, at: int) -> Place:
         return min(steps)
     ends = [x for x in both if isinstance(x, tuple) and x[0] != "leaves"]
     if len(ends) != 1:
-        raise Refused("they do not meet")
+        raise NoMergePoint("they do not meet")
     return ends[0]
 
 

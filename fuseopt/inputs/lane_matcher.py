@@ -1,7 +1,7 @@
 """Find the lanes of a call among those of the last calls, and their tensors.
 
-`Look` compares the objects that recorded lanes hold. From the second call on, the
-compiled helper does so in one pass, and compares the tensors too.
+`LaneMatcher` compares the objects that recorded lanes hold. From the second call on,
+the compiled helper does so in one pass, and compares the tensors too.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from operator import and_, attrgetter, is_, is_not, itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from ..runtime.guards.library import Held
+from ..runtime.guards.library import ContainerRecord
 from ..runtime.guards.tensors import TensorGuard
-from .given import PendingGradients
 from .keys import GRAD, KINDS, NUMBERS, PARAM, Role, exactly
 from .lane_guard import LaneGuard
 from .lanes import Lanes
+from .pending_gradients import PendingGradients
 from .presence import narrowed
 
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Found:
+class CallTensors:
     """The tensors of all lanes in a call, in the order of `places`.
 
     `guard`: the guard that compared all but the gradients; None if Python compared
@@ -34,8 +34,8 @@ class Found:
     pass compared. The step sets it to None when it takes the result. `rest_same`: True
     if the pass found all else that the optimizer holds unchanged. `counters`: values,
     in the order of `counter_places`. `numbers`: by kind, the other numbers in the
-    state. `present`: a byte for each lane in the order of Look.order, 1 if it has a
-    gradient. The tensors have None for a missing gradient.
+    state. `present`: a byte for each lane in the order of LaneMatcher.order, 1 if it
+    has a gradient. The tensors have None for a missing gradient.
     """
 
     compared: TensorGuard | None = None
@@ -72,7 +72,7 @@ class Found:
         return tensors
 
 
-class Look:
+class LaneMatcher:
     """Compares the objects of a call's lanes with those of some `lanes`.
 
     `may_lack`: True if gradients of `lanes` may be missing. Then `lanes` are the `home`
@@ -117,10 +117,10 @@ class Look:
     def look(
         self,
         optimizer: Any,
-        rest: Held,
+        rest: ContainerRecord,
         helper: ctypes.PyDLL | None = None,
         given: PendingGradients | None = None,
-    ) -> Found | None:
+    ) -> CallTensors | None:
         """Return the tensors of all lanes, or None if an object but a gradient is new.
 
         Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients not
@@ -139,7 +139,7 @@ class Look:
                 grads = guard.look(*arguments)
             if grads is not None:
                 known = self._found, guard, grads, self._late, guard.counters
-                return Found(*known, present=guard.present)
+                return CallTensors(*known, present=guard.present)
         if given is not None:
             given.put()
         grads = list(map(_GRAD, self._params))
@@ -165,7 +165,7 @@ class Look:
         helper: ctypes.PyDLL,
         tensors: list[Any],
         state: dict[Any, Any],
-        rest: Held,
+        rest: ContainerRecord,
     ) -> None:
         """Use the helper from now on, unless there are numbers to compare."""
         lanes = self.lanes
@@ -189,7 +189,7 @@ class Look:
             place += n * (1 + kind.has_grad + len(kind.tensors))
             lane += n
 
-    def _look_closely(self, grads: list[Any], there: bytes) -> Found | None:
+    def _look_closely(self, grads: list[Any], there: bytes) -> CallTensors | None:
         """Do the part of `look` after the comparison of parameters and states."""
         if list(map(_FLAG, self._params)) != self._flags:
             return None
@@ -234,21 +234,23 @@ class Look:
         allowed = {*KINDS, type(None)} if self.may_lack else {*KINDS}
         if not set(map(type, tensors)) <= allowed:
             return None
-        return Found(tensors, counters=counters, numbers=new_numbers, present=there)
+        return CallTensors(
+            tensors, counters=counters, numbers=new_numbers, present=there
+        )
 
 
-class Recent:
+class RecentLanes:
     """The lanes of the last calls, the latest last.
 
-    `helper`: the library of the guards, once it is built. `apart`: True if different
-    calls may have different parameters.
+    `helper`: the library of the guards, once it is built. `params_differ`: True if
+    different calls may have different parameters.
     """
 
     helper: ctypes.PyDLL | None = None
-    apart = False
+    params_differ = False
 
     def __init__(self) -> None:
-        self.every: list[Look] = []
+        self.every: list[LaneMatcher] = []
 
     def clear(self) -> None:
         """Forget all lanes."""
@@ -262,35 +264,37 @@ class Recent:
     def take(self, lanes: Lanes, most: int, young: bool) -> None:
         """Add lanes to the record, which keeps at most `most` (at least 2).
 
-        It keeps those with the same parameters and states. With `apart`, it keeps those
-        with the same states of common parameters. `young`: see Look.
+        It keeps those with the same parameters and states. With `params_differ`, it
+        keeps those with the same states of common parameters. `young`: see LaneMatcher.
         """
-        compatible = [x for x in self.every if x.lanes.holds_as(lanes, self.apart)]
-        self.every = [*compatible[1 - most :], Look(lanes, young=young)]
+        compatible = [
+            x for x in self.every if x.lanes.holds_as(lanes, self.params_differ)
+        ]
+        self.every = [*compatible[1 - most :], LaneMatcher(lanes, young=young)]
 
     def live_in(self, home: Lanes) -> None:
         """Find lanes by their home from the next call on."""
         self.every = [x for x in self.every if x.lanes is not home]
-        self.every.append(Look(home, may_lack=True))
+        self.every.append(LaneMatcher(home, may_lack=True))
 
-    def _apart_from(self, look: Look) -> list[Look]:
-        """Return the records of different parameters, with `apart`.
+    def _of_other_params(self, look: LaneMatcher) -> list[LaneMatcher]:
+        """Return the records of different parameters, with `params_differ`.
 
         The other records keep replaced objects alive, or their lanes have the same
         home.
         """
-        others = self.every if self.apart else []
+        others = self.every if self.params_differ else []
         return [x for x in others if x.first is not look.first]
 
     def look(
         self,
         optimizer: Any,
-        rest: Held,
+        rest: ContainerRecord,
         given: PendingGradients | None,
-    ) -> tuple[Lanes, Found] | None:
+    ) -> tuple[Lanes, CallTensors] | None:
         """Return the lanes that the optimizer still has, and their tensors, or None.
 
-        The arguments are those of Look.look.
+        The arguments are those of LaneMatcher.look.
         """
         several = len(self.every) > 1
         lists = (group["params"] for group in optimizer.param_groups)
@@ -302,7 +306,9 @@ class Recent:
             if found is not None:
                 if look.replaced or look.may_lack:
                     look.replaced = False
-                    self.every = [*self._apart_from(look), look] if several else [look]
+                    self.every = (
+                        [*self._of_other_params(look), look] if several else [look]
+                    )
                 elif look is not self.every[-1]:
                     self.every.remove(look)
                     self.every.append(look)
@@ -311,12 +317,12 @@ class Recent:
 
 
 def order_of(lanes: Lanes) -> list[int]:
-    """Return the lanes in the order in which a Look compares them."""
+    """Return the lanes in the order in which a LaneMatcher compares them."""
     return [i for kind in lanes.kinds for i in kind.lanes]
 
 
 def places(lanes: Lanes) -> list[tuple[int, Role]]:
-    """Return lane and role of each tensor that a Look finds."""
+    """Return lane and role of each tensor that a LaneMatcher finds."""
     every: list[tuple[int, Role]] = []
     for kind in lanes.kinds:
         every.extend((i, (PARAM, "")) for i in kind.lanes)
@@ -328,8 +334,15 @@ def places(lanes: Lanes) -> list[tuple[int, Role]]:
 
 
 def counter_places(lanes: Lanes) -> list[tuple[int, str]]:
-    """Return lane and key of each counter that a Look finds."""
+    """Return lane and key of each counter that a LaneMatcher finds."""
     return [(i, key) for x in lanes.kinds for i in x.lanes for key in x.counters]
 
 
-__all__ = ["Found", "Look", "Recent", "counter_places", "order_of", "places"]
+__all__ = [
+    "CallTensors",
+    "LaneMatcher",
+    "RecentLanes",
+    "counter_places",
+    "order_of",
+    "places",
+]

@@ -52,7 +52,7 @@ def refuse_resizing(nodes: Iterable[Node]) -> None:
             raise EagerOnly(f"the step changes the size of memory ({node.target})")
 
 
-class Given(NamedTuple):
+class MemoryAssignment(NamedTuple):
     """An assignment: the tensor at index `place` of a call gets the memory of a buffer.
 
     `complex`: the buffer is the real view of that memory.
@@ -82,7 +82,7 @@ class Places:
             if _place(twin) != place
         ]
 
-    def given(self, recorder: Buffers) -> tuple[Given, ...]:
+    def given(self, recorder: Buffers) -> tuple[MemoryAssignment, ...]:
         """Return the step's assignments of memory.
 
         Raises EagerOnly for memory of unknown origin, and for a conjugated or negated
@@ -95,7 +95,7 @@ class Places:
             if recorder.known(twin) is None:
                 raise EagerOnly("a tensor is given memory of unknown origin")
             buffer = recorder.buffer_of(twin)
-            assignments.append(Given(i, buffer, twin.dtype in PARTS))
+            assignments.append(MemoryAssignment(i, buffer, twin.dtype in PARTS))
         return tuple(assignments)
 
 
@@ -104,4 +104,11 @@ def _place(t: torch.Tensor) -> tuple[object, ...]:
     return storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype
 
 
-__all__ = ["GIVING", "Given", "Places", "called", "gives_memory", "refuse_resizing"]
+__all__ = [
+    "GIVING",
+    "MemoryAssignment",
+    "Places",
+    "called",
+    "gives_memory",
+    "refuse_resizing",
+]

@@ -16,7 +16,7 @@ Tensors = list[torch.Tensor]
 CALLS = 32
 
 
-class Fresh:
+class NewScalars:
     """New tensors on one device, one of each dtype for each call."""
 
     def __init__(self, dtypes: Sequence[torch.dtype], device: torch.device) -> None:

@@ -21,10 +21,10 @@ from .guards.tensors import TensorGuard
 from .step import CompiledStep
 
 
-class Linked:
+class LinkedStep:
     """Bound step, and the guard of another step that compares its first tensors.
 
-    `linked` makes it, in a call in which both compared the same tensors. `look`: see
+    `link` makes it, in a call in which both compared the same tensors. `look`: see
     TensorGuard.following. `rest` has the last tensors of the step.
     """
 
@@ -67,13 +67,13 @@ class Linked:
         return bound.launches(torch.get_num_threads()), arena
 
 
-def linked(
+def link(
     step: CompiledStep,
     other: TensorGuard,
     places: array[int],
     unshared: tuple[int, int],
     rest: list[torch.Tensor],
-) -> Linked | None:
+) -> LinkedStep | None:
     """Return a link of a step to another step's guard, or None. The step must have
     kernels only, allocate nothing in a call, and read no numbers of tensors.
 
@@ -87,9 +87,10 @@ def linked(
     reads = any(isinstance(x, Item) for x in bound.plan.captured.graph.numbers)
     if reads or bound.infers:
         return None
-    if bound.allocated if bound.on_cpu else not (bound.ahead and bound.ahead.alone):
+    on_devices = bound.device_launches
+    if bound.allocated if bound.on_cpu else not (on_devices and on_devices.alone):
         return None
     if bound.guard.n != sum(unshared) + len(rest) or len(places) > unshared[0]:
         return None
     look = bound.guard.following(other, places, unshared, sum(unshared))
-    return None if look is None else Linked(bound, other, look, rest)
+    return None if look is None else LinkedStep(bound, other, look, rest)

@@ -19,14 +19,14 @@ from ..compat.profiling import profiled
 from ..ir.graph import Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable
 from .marks import kernel_name, marked
-from .tables.told import telling
+from .tables.updates import updater
 from .tables.upload import Arena
 from .undo import at_once
 
 Calls = Sequence[Callable[[], object]]
 
 
-class Ahead:
+class DeviceLaunches:
     """Launches of a binding that has kernels on devices.
 
     `steps` and `tables` are by name. `fed` is true if devices read results of the CPU's
@@ -59,7 +59,7 @@ class Ahead:
                 self._parts += names
             else:
                 devices = [cast(DeviceTable, tables[name]) for name in names]
-                self._parts.append(telling(helper, arena, devices, pool))
+                self._parts.append(updater(helper, arena, devices, pool))
         self._made: tuple[int, Calls, Calls, Calls] | None = None
 
     def _calls(self, name: str, threads: int) -> list[Callable[[], object]]:

@@ -81,7 +81,7 @@ def holds_wrappers(gm: GraphModule, args: Sequence[Any]) -> bool:
     )
 
 
-class SeenThrough:
+class InnerTensorGraph:
     """A graph on wrapper subclasses, compiled for the inner tensors.
 
     `compile_(gm, args)` compiles the inner graph. `refused(error, args)` returns a

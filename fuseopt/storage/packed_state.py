@@ -62,7 +62,7 @@ class _Lane(NamedTuple):
                     self.state.pop(key, None)
 
 
-class Kept:
+class PackedState:
     """Packed state of an optimizer, as a rule chooses it."""
 
     def __init__(self, rule: Rule) -> None:
@@ -79,7 +79,7 @@ class Kept:
         self._packed_keys: list[tuple[str, list[_State]]] = []
         #: the number of tensors packed so far
         self._n = 0
-        self._told = False
+        self._warned = False
 
     def pack_new(self, optimizer: Optimizer) -> None:
         """Pack the state that was made, loaded or assigned since the last call.
@@ -146,8 +146,8 @@ class Kept:
         """Warn, once, about keys that the user names and no state has."""
         known = {key for state in states for key in (*state, *packed_in(state))}
         unknown = [key for key in self.rule.keys if key not in known]
-        if unknown and any(states) and not self._told:
-            self._told = True
+        if unknown and any(states) and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"fuseopt: storage names {', '.join(unknown)}, which no state has; "
                 f"the state has {', '.join(sorted(map(str, known)))}",

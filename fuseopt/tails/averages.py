@@ -11,12 +11,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from .adapters import Average, kind_of
 from .arguments import check_beside, checked_decay, entries_of
-from .models import Averaged
+from .models import AveragedPair
 
 Tensors = list[torch.Tensor]
 
 
-class Beside:
+class Averages:
     """Averages of a tail with their decays, averaged models, averages of other
     packages, and copies.
 
@@ -30,7 +30,7 @@ class Beside:
         self._given: list[tuple[Tensors, Tensors | None]] = []
         self._copies = None if copies is None else entries_of(copies)
         self.decays: list[Any] = []
-        self.models: list[Averaged] = []
+        self.models: list[AveragedPair] = []
         self.objects: list[Average] = []
         self.alone = ""
         self._asked: tuple[bool, int | None] = True, None
@@ -64,7 +64,7 @@ class Beside:
                 raise TypeError(
                     "beside an AveragedModel, ema takes the model that it averages"
                 )
-            self.models.append(Averaged(*entry))
+            self.models.append(AveragedPair(*entry))
             return
         kind = None if isinstance(entry[0], (tuple, list)) else kind_of(entry[0])
         if kind is not None:
@@ -100,7 +100,7 @@ class Beside:
         """Set whether the next call updates averages, and at which step."""
         self._asked = average, step
 
-    def content(self, params: Tensors, decays: list[Any]) -> dict[str, Any]:
+    def tail_inputs(self, params: Tensors, decays: list[Any]) -> dict[str, Any]:
         """Return attributes of a call's `TailInputs`. Raises ValueError, TypeError."""
         average = self._asked[0]
         if len(decays) != len(self.averages):
@@ -115,17 +115,17 @@ class Beside:
             "copies": copies,
         }
 
-    def trace(self, content: dict[str, Any]) -> None:
+    def trace(self, tail_inputs: dict[str, Any]) -> None:
         """Add the updates of averages of other packages to the graph, if possible."""
         updates, step = self._asked
         if not updates or self.alone:
             return
         try:
-            content["objects"] = [x.update(step) for x in self.objects]
+            tail_inputs["objects"] = [x.update(step) for x in self.objects]
         except Exception as error:
             self.alone = str(error) or type(error).__name__
 
-    def end(self, content: Mapping[str, Any]) -> None:
+    def end(self, tail_inputs: Mapping[str, Any]) -> None:
         """Do the host's part of the updates, after all launches."""
         updates, step = self._asked
         if not updates:
@@ -133,7 +133,7 @@ class Beside:
         for model in self.models:
             model.updated()
         for average_object in self.objects:
-            if content["objects"]:
+            if tail_inputs["objects"]:
                 average_object.updated()
             else:
                 average_object.call(step)

@@ -19,13 +19,13 @@ from ..inputs.values import OUTSIDE, is_hooks
 from ..shadow.stand_in import stand_in, unfused
 
 
-class Part:
-    """Stand-in: `itself` is the argument of a step. Raises LanesDiffer for an optimizer
-    that cannot have one.
+class PartialOptimizer:
+    """Stand-in: `stand_in` is the argument of a step. Raises LanesDiffer for an
+    optimizer that cannot have one.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.itself = stand_in(optimizer)
+        self.stand_in = stand_in(optimizer)
         self._state: Any = None
         self._groups: list[dict[str, Any]] = []
         self._lists: list[list[torch.Tensor]] = []
@@ -47,7 +47,7 @@ class Part:
         self._state.clear()
         self._state.update(states)
         self._take_groups(optimizer, found)
-        part = vars(self.itself)
+        part = vars(self.stand_in)
         attributes = attributes_of(optimizer)
         for name in [*filter(is_hooks, attributes)]:
             # the same objects in each call, since other ones would be a change

@@ -118,7 +118,7 @@ def splice(
     args: Sequence[Any],
     models: Models,
     active: Sequence[int],
-    around: StepWrapper | None,
+    wrapper: StepWrapper | None,
     shared: Sequence[Any],
 ) -> Tensors:
     """Insert the calls around a step into the graph of some models.
@@ -142,9 +142,9 @@ def splice(
             first = gm.graph.call_function(packing.unpack, (lanes,))
         with gm.graph.inserting_before(calls[-1]):
             last = gm.graph.call_function(packing.pack, (lanes,))
-        calls = [first.next, *calls[1:-1], last] if around is not None else calls
-    if around is not None:
-        _splice_around(inputs, calls, models, active, around, len(shared))
+        calls = [first.next, *calls[1:-1], last] if wrapper is not None else calls
+    if wrapper is not None:
+        _splice_around(inputs, calls, models, active, wrapper, len(shared))
     return inputs.arguments
 
 
@@ -153,7 +153,7 @@ def _splice_around(
     calls: Sequence[Node],
     models: Models,
     active: Sequence[int],
-    around: StepWrapper,
+    wrapper: StepWrapper,
     shared: int,
 ) -> None:
     params_of_models = [models.params[k] for k in active]
@@ -166,26 +166,26 @@ def _splice_around(
     ]
     columns = [
         [inputs.of(f"beside{c}_{k}", models.beside[k][c]) for k in active]
-        for c in range(len(around.dtypes))
+        for c in range(len(wrapper.dtypes))
     ]
     common = [inputs.argument(f"shared{k}") for k in range(shared)]
     graph = inputs.graph
     with graph.inserting_before(calls[0]):
-        graph.call_function(around.before, (params, grads, columns, common))
+        graph.call_function(wrapper.before, (params, grads, columns, common))
     with graph.inserting_before(calls[-1]):
-        graph.call_function(around.after, (params, grads, columns, common))
+        graph.call_function(wrapper.after, (params, grads, columns, common))
 
 
 def order_of(
-    lanes: Lanes, columns: Sequence[Tensors], around: StepWrapper | None
+    lanes: Lanes, columns: Sequence[Tensors], wrapper: StepWrapper | None
 ) -> dict[tuple[int, Role], int]:
     """Return the index in a call of each tensor beside a lane.
 
     Raises LanesDiffer for a tensor, not a number, with another layout than the lane's
-    parameter, or another dtype than `around` has for it.
+    parameter, or another dtype than `wrapper` has for it.
     """
     order: dict[tuple[int, Role], int] = {}
-    kinds = () if around is None else around.dtypes
+    kinds = () if wrapper is None else wrapper.dtypes
     for c, (tensors, dtypes) in enumerate(zip(columns, kinds, strict=True)):
         for i, (t, p) in enumerate(zip(tensors, lanes.params, strict=True)):
             order[i, (BESIDE, str(c))] = len(order)
@@ -201,15 +201,15 @@ def order_of(
 
 
 def finished(
-    around: StepWrapper,
+    wrapper: StepWrapper,
     extended: Extended,
     roles: Sequence[tuple[int, Role]],
     flag: int | None,
 ) -> Captured:
-    """Return the result of `around.finish` for an extended step.
+    """Return the result of `wrapper.finish` for an extended step.
 
     `flag`: a source or None.
     """
     kinds = [None if m == COMMON else roles[s][1][0] for s, m in extended.order]
     place = None if flag is None else extended.order.index((flag, COMMON))
-    return around.finish(extended.captured, kinds, place)
+    return wrapper.finish(extended.captured, kinds, place)
