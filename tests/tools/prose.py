@@ -5,9 +5,9 @@ A page breaks a rule where a sentence has more than 25 words, or holds a phrase 
 one word. A cell of a table is a sentence too, and a semicolon ends it. A list of names
 may be long: what has a comma after two of five words.
 
-Docstrings and comments of the package keep these rules and `CODE_PHRASES`.
-A docstring begins with a verb or a noun. A question belongs to a function that returns
-a bool.
+Docstrings and comments of the package keep these rules and `CODE_PHRASES`. So do the
+comments of the runtime's headers. A docstring begins with a verb or a noun. A question
+belongs to a function that returns a bool.
 """
 
 from __future__ import annotations
@@ -96,6 +96,29 @@ def code_faults(source: str) -> Iterator[Fault]:
         yield from _faults_of_code(text, may_ask=False)
 
 
+def header_faults(source: str) -> Iterator[Fault]:
+    """Yield what breaks a rule in the comments of a header in C++."""
+    for text, may_ask in header_comments(source):
+        yield from _faults_of_code(text, may_ask)
+
+
+def header_comments(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield the comments of a header, and whether the next line has the type bool.
+    Adjacent lines with a comment in one column are one.
+    """
+    block: list[str] = []
+    last = -1
+    for line in [*source.split("\n"), ""]:
+        code, found, text = line.partition("//")
+        alone = found and not code.strip()
+        if block and not (alone and len(code) == last):
+            yield "\n".join(block), "bool" in code
+            block = []
+        if found:
+            block.append(text.strip())
+            last = len(code)
+
+
 def _faults_of_code(text: str, may_ask: bool) -> Iterator[Fault]:
     for sentence in sentences(text):
         yield from faults_of(sentence)
@@ -145,6 +168,14 @@ def comments(source: str) -> Iterator[str]:
 def modules() -> list[Path]:
     """Return the modules of the package."""
     return sorted((ROOT / "fuseopt").rglob("*.py"))
+
+
+def headers() -> list[Path]:
+    """Return the headers in C++ of the runtime.
+
+    Those of codegen are text of each kernel, of golden files and of the cache's keys.
+    """
+    return sorted((ROOT / "fuseopt" / "runtime").rglob("*.h"))
 
 
 def words(sentence: str) -> list[str]:
@@ -198,6 +229,9 @@ def main() -> int:
     for module in modules():
         text = module.read_text(encoding="utf-8")
         found += [(module, fault) for fault in code_faults(text)]
+    for header in headers():
+        text = header.read_text(encoding="utf-8")
+        found += [(header, fault) for fault in header_faults(text)]
     for path, (sentence, rule) in found:
         print(f"{path.relative_to(ROOT)}: {rule}\n    {sentence}")
     return 1 if found else 0

@@ -13,6 +13,9 @@ from tests.tools.prose import (
     code_faults,
     comments,
     faults,
+    header_comments,
+    header_faults,
+    headers,
     modules,
     sentences,
 )
@@ -30,6 +33,11 @@ def test_the_sentences_of_a_page_keep_the_rules(page: Path) -> None:
 )
 def test_docstrings_and_comments_keep_the_rules(module: Path) -> None:
     assert [*code_faults(module.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("header", headers(), ids=lambda path: path.name)
+def test_comments_of_headers_keep_the_rules(header: Path) -> None:
+    assert [*header_faults(header.read_text(encoding="utf-8"))] == []
 
 
 def test_all_pages_are_checked() -> None:
@@ -136,3 +144,18 @@ def test_code_that_keeps_the_rules_has_no_fault(source: str) -> None:
 def test_adjacent_lines_are_one_comment() -> None:
     source = "# one\n# two\nx = 1  # three\n# four\n\n#: five\n"
     assert [*comments(source)] == ["one\ntwo", "three", "four", "five"]
+
+
+def test_comments_of_headers() -> None:
+    source = (
+        "// Is it one?\nbool one();\nint n;  // three\n"
+        "        // four\n  // five\n  int m;\n"
+    )
+    assert [*header_comments(source)] == [
+        ("Is it one?", True),
+        ("three\nfour", False),
+        ("five", False),
+    ]
+    assert [*header_faults(source)] == []
+    assert len([*header_faults(f"// {LONG}\n// and more\nint n;")]) == 1
+    assert len([*header_faults("// Is it one?\nint one();")]) == 1

@@ -58,8 +58,9 @@ struct LaneRecord {
   // As in ContainerRecord: of the optimizer's state, then of each lane's.
   int64_t version;
   uint64_t* versions;
-  // The tensors of a step that this compares too, or null: of each lane the index of
-  // its gradient among them, and the ranges of indices of those in lanes' states.
+  // The tensors of a step that this compares too, or null. Then `gradients` has the
+  // index of each lane's gradient among them. `held_in` has `ranges` of the indices of
+  // tensors in lanes' states.
   const Functions* functions;
   TensorRecord* known;
   const int64_t* gradients;
@@ -107,14 +108,14 @@ static bool holds_the_same(const ContainerRecord* h, void* first) {
   return h->n > 0;
 }
 
-// Do dicts and lists have the contents recorded in `h`?
+// Returns 1 if dicts and lists have the contents recorded in `h`, else 0.
 extern "C" int64_t fuseopt_holds(const ContainerRecord* h) {
   return h->n && holds_the_same(h, h->containers[0]);
 }
 
 // Returns 0 if the parameters of all groups and the states of all lanes are the
-// recorded objects, and `grads` has the lanes' gradients; else 1. Returns 2 instead of
-// 0 if `attributes`, the optimizer's, or its other contents differ from the record.
+// recorded objects and `grads` has their gradients. Else returns 1. Returns 2 instead
+// of 0 if `attributes`, the optimizer's, or its other contents differ from the record.
 // Tensors are compared in the same pass. `from` is None, or a list of gradients that
 // lanes will get. With a list it also returns 1 if a tensor is not compared, or if more
 // than its address changed.

@@ -290,8 +290,9 @@ static int64_t finish(const Functions* f, const TensorRecord* k) {
   return k->n_moved && !follow(f, k, k->n_moved);
 }
 
-// Compare the values of two dicts, then those of a tuple: MOVED if an address differs,
-// plus OTHER if another property does; UNASKED if a property cannot be read.
+// Compare the values of two dicts, then those of a tuple. Return MOVED if an address
+// differs, plus OTHER if another property does. Return UNASKED if a property cannot be
+// read.
 extern "C" int64_t fuseopt_tensors(const Functions* f, TensorRecord* k, void* buffers,
                                    void* parameters, void* args) {
   int64_t count = 0;

@@ -1,5 +1,5 @@
-// Updates to the table of a kernel on a device before a launch: the addresses of its
-// tensors, and the numbers of the CPU that it reads.
+// Updates to the table of a kernel on a device before a launch. They are the addresses
+// of its tensors, and the numbers of the CPU that it reads.
 struct Addresses {
   int64_t n;                // slots of all lanes
   const int64_t* words;     // of each: the word that gets its address
