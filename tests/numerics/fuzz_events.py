@@ -205,7 +205,8 @@ def other_state(training: Training, rng: random.Random) -> None:
 def another_count(training: Training, rng: random.Random) -> None:
     state, count = _a_state(training, rng), rng.choice([0, 5, 100])
     if isinstance(state.get("step"), Tensor):
-        state["step"].fill_(count)
+        with torch.inference_mode(state["step"].is_inference()):
+            state["step"].fill_(count)
     elif "step" in state:
         state["step"] = count
 
@@ -324,7 +325,8 @@ def anew(training: Training, first: Sequence[Tensor]) -> None:
     for state in map(training.optimizer.state.get, _with_state(training)):
         for x in state.values():
             if isinstance(x, Tensor) and x.is_floating_point():
-                x.nan_to_num_(1.0, 2.0, -2.0)
+                with torch.inference_mode(x.is_inference()):  # made in that mode
+                    x.nan_to_num_(1.0, 2.0, -2.0)
 
 
 def differences(
