@@ -26,8 +26,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _take(step: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments) -> Any:
+    from .compat import disabled
+    from .errors import UnsupportedInput
     from .isolate.compile import compile_bound
 
+    # Dynamo would pass over a step that torch has marked, without a word
+    reason = disabled(optimizer)
+    if reason:
+        raise UnsupportedInput(reason)
     return compile_bound(step, optimizer, asked)
 
 

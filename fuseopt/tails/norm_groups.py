@@ -42,7 +42,8 @@ class NormGroup:
     DeviceMeshes of one dimension, over which *different* parts of the gradients lie.
     The innermost is first; None among them is left out. A process group whose processes
     all have the same gradients (replicas) must not be among them: those count once.
-    `name` is for messages.
+    `name` is for messages. Parameters are plain tensors, or all are DTensors, whose own
+    mesh torch's function reduces over: `reduce` names what is beyond it.
 
     Processes that share a process group must declare the same number of norm groups
     with the same `reduce`, also for groups without parameters. Raises TypeError and
@@ -62,6 +63,10 @@ class NormGroup:
         for p in self.parameters:
             if not isinstance(p, torch.Tensor):
                 raise TypeError(f"{self} has a {type(p).__name__} among its parameters")
+        if len({_is_spread(p) for p in self.parameters}) > 1:
+            raise ValueError(
+                f"{self} has DTensors and plain tensors; make a norm group of each"
+            )
         self.route: Route = tuple(_process_group(x) for x in reduce if x is not None)
         if len({*map(id, self.route)}) < len(self.route):
             raise ValueError(f"{self} is reduced twice over one process group")
@@ -159,7 +164,7 @@ class NormGroups:
 
     def scale(self, params: Iterable[torch.Tensor]) -> None:
         """Multiply the gradients of `params` by `factor`, in memory."""
-        grads = [p.grad for p in params if p.grad is not None]
+        grads = [_part(p.grad) for p in params if p.grad is not None]
         if grads:
             self._scaled(_NormArguments([grads], [self.factor], 0.0), _foreach_scaled)
 
@@ -179,11 +184,18 @@ class NormGroups:
             shape = (len(grads_of_each),)
             self._values = torch.empty(shape, dtype=torch.float64, device=device)
         values = self._values.zero_()
-        there = [k for k, grads in enumerate(grads_of_each) if grads]
-        if there:
-            grads = [grads_of_each[k] for k in there]
-            outs = [values[k] for k in there]
-            self._norms(_NormArguments(grads, outs, norm_type), _eager_norms)
+        plain, spread = (
+            _NormArguments([], [], norm_type),
+            _NormArguments([], [], norm_type),
+        )
+        for grads, out in zip(grads_of_each, values.unbind(), strict=True):
+            if grads:
+                given = spread if _is_spread(grads[0]) else plain
+                given.groups.append(grads)
+                given.outs.append(out)
+        if plain.groups:
+            self._norms(plain, _eager_norms)
+        _eager_norms(spread)
         return values
 
     # ---------------------------------------------------------------- of all processes
@@ -280,7 +292,7 @@ def step_of_groups(
     for name, given in excluded.items():
         if given:
             raise ValueError(f"{name} and norm_groups exclude each other")
-    if compat.are_spread(params[:1]):
+    if any(map(_is_spread, params)):
         raise UnsupportedInput(
             "a tail takes no norm_groups for DTensors. Call fuseopt.clip_grad_norm_ "
             "with them, and the tail without clip_grad_norm"
@@ -296,6 +308,16 @@ def step_of_groups(
 
 
 # -------------------------------------------------------------------- launches
+
+
+def _is_spread(t: torch.Tensor) -> bool:
+    """Is a tensor a DTensor?"""
+    return compat.are_spread([t])
+
+
+def _part(t: torch.Tensor) -> torch.Tensor:
+    """Return what this process has of a tensor."""
+    return compat.arrived(compat.local_part(t)) if _is_spread(t) else t
 
 
 class _NormArguments:
@@ -324,8 +346,7 @@ class _Compiled:
         self, given: _NormArguments, eager: Callable[[_NormArguments], None]
     ) -> None:
         """Call the function; `eager` does the same with torch's functions."""
-        spread = any(compat.are_spread(grads) for grads in given.groups)
-        if self.refusal or spread or compat.stance() not in TRACES:
+        if self.refusal or compat.stance() not in TRACES:
             eager(given)
             return
         try:
@@ -363,7 +384,7 @@ def _norms(self: _NormArguments) -> None:
 def _eager_norms(self: _NormArguments) -> None:
     for grads, out in zip(self.groups, self.outs, strict=True):
         norm: Any = torch.nn.utils.get_total_norm(grads, self.norm_type)
-        if compat.are_spread([norm]):
+        if _is_spread(norm):
             norm = norm.full_tensor()  # over the mesh of the parameters
         out.copy_(_power(norm, self.norm_type))
 

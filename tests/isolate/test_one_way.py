@@ -314,7 +314,17 @@ def test_where_torch_has_no_such_door(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
 def test_steps_that_torch_keeps_from_dynamo(name: str) -> None:
+    """Also after torch has marked them, when Dynamo passes over them in silence."""
     optimizer = getattr(torch.optim, name)(make_params([(3,)]))
-    step = torch.compile(optimizer.step, backend="fuseopt")
-    with pytest.raises(Exception, match="disabled under Dynamo"):
-        step(lambda: torch.tensor(1.0))
+    for _ in range(2):
+        with pytest.raises(errors.UnsupportedInput, match="disabled under Dynamo"):
+            torch.compile(optimizer.step, backend="fuseopt")
+
+
+def test_a_step_that_its_user_keeps_from_dynamo() -> None:
+    class Kept(torch.optim.SGD):
+        step = torch.compiler.disable(torch.optim.SGD.step)
+
+    optimizer = Kept(make_params([(3,)]), lr=0.1)
+    with pytest.raises(errors.UnsupportedInput, match=r"Kept\.step is disabled"):
+        torch.compile(optimizer.step, backend="fuseopt")

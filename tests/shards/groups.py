@@ -10,8 +10,11 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import fuseopt
+from fuseopt.errors import UnsupportedInput
 
 STAGES, WIDTH = 2, 2
 
@@ -158,3 +161,75 @@ def wrong() -> None:
     )
     with pytest.raises(ValueError, match="exclude each other"):
         tail()
+
+
+class Spread(Here):
+    """The same with DTensors: rows of dense weights, and replicas, lie over a mesh of
+    the stage. Experts stay plain tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("stage", "rows")
+        mesh = init_device_mesh("cpu", (STAGES, WIDTH), mesh_dim_names=names)["rows"]
+        whole = {k: gradient(f"{k}{self.stage}", s) for k, s in WHOLES.items()}
+        self.grads |= {
+            k: distribute_tensor(whole[k], mesh, [place])
+            for k, place in (("dense", Shard(0)), ("norm", Replicate()))
+        }
+        for name, g in self.grads.items():
+            self.params[name] = torch.nn.Parameter(torch.ones_like(g))
+        self.give()
+
+    @property
+    def groups(self) -> list[fuseopt.NormGroup]:
+        """A DTensor's own mesh is not declared."""
+        of = self.params
+        return [
+            fuseopt.NormGroup([of["dense"], of["norm"]], [self.pipeline], "DTensors"),
+            fuseopt.NormGroup([of["expert"]], [self.peers, self.pipeline], "ep"),
+        ]
+
+
+WHOLES = {"dense": (6, 5), "norm": (5,)}
+
+
+def spread(norm_type: str = "2") -> None:
+    """`clip_grad_norm_` of DTensors beside plain tensors."""
+    here, kind = Spread(), float(norm_type)
+    groups = here.groups
+    for turn in range(3):
+        here.give()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            norm = fuseopt.clip_grad_norm_(
+                here.every, 0.5 + turn, kind, norm_groups=groups
+            )
+        of_all(norm, kind)
+        got = [p.grad for p in here.every]
+        here.give()
+        for g, p in zip(got, here.every, strict=True):
+            torch.nn.utils.clip_grads_with_norm_([p], 0.5 + turn, norm)
+            assert type(g) is type(p.grad)
+            same, want = (getattr(x, "_local_tensor", x) for x in (g, p.grad))
+            assert torch.equal(same, want)
+
+
+def spread_refused() -> None:
+    """A tail refuses DTensors by name, wherever they are, before a collective; so does
+    a group of both kinds.
+    """
+    here = Spread()
+    with pytest.raises(ValueError, match="norm group 'all' has DTensors and plain"):
+        fuseopt.NormGroup(here.every, [here.pipeline], "all")
+    for names in (["dense", "norm"], ["dense", "expert"], ["expert", "norm"]):
+        params = [here.params[k] for k in names]
+        groups = [fuseopt.NormGroup([p], [here.pipeline]) for p in params]
+        before = [getattr(p, "_local_tensor", p).detach().clone() for p in params]
+        for limit in (1.0, None):
+            opt = torch.optim.SGD(params, lr=0.1)
+            tail = fuseopt.tail(opt, clip_grad_norm=limit, norm_groups=groups)
+            with pytest.raises(UnsupportedInput, match="no norm_groups for DTensors"):
+                tail()
+        for p, x in zip(params, before, strict=True):
+            assert torch.equal(getattr(p, "_local_tensor", p), x)

@@ -29,7 +29,7 @@ from tests.shards.failures import (
     raises_elsewhere,
     torchs_clip_elsewhere,
 )
-from tests.shards.groups import clipped, wrong
+from tests.shards.groups import clipped, spread, spread_refused, wrong
 from tests.shards.groups import tailed as tailed_over_groups
 from tests.shards.models import PLAIN, data_parallel, model
 from tests.shards.training import OF_WHOLES, OPTIMIZERS, built, train, trained
@@ -146,6 +146,8 @@ CASES: dict[str, Callable[..., None]] = {
     "groups": clipped,
     "groups, tail": tailed_over_groups,
     "groups, wrong": wrong,
+    "groups, spread": spread,
+    "groups, spread, tail": spread_refused,
 }
 
 

@@ -78,6 +78,11 @@ def test_a_clip_over_several_meshes(tmp_path: Path) -> None:
     together([*cases, "groups, wrong"], tmp_path, 4)
 
 
+def test_a_clip_over_several_meshes_of_dtensors(tmp_path: Path) -> None:
+    cases = ["groups, spread/2", "groups, spread/inf", "groups, spread/3"]
+    together([*cases, "groups, spread, tail"], tmp_path, 4)
+
+
 def test_gradients_that_are_missing(tmp_path: Path) -> None:
     together(["between/FSDP2/SGD/no_gradients_of_two"], tmp_path)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import fuseopt
-from tests.tools import conformance
+from tests.tools import conformance, conformance_aarch64
 from tests.tools.conformance import (
     MODULES,
     OUTCOMES,
@@ -63,6 +63,19 @@ def test_everything_else_has_its_reason() -> None:
         assert row["outcome"] in OUTCOMES
         assert (row["outcome"] == "equal") == (not row["why"]), row
         assert row["target"].split(":")[0] in MODULES
+
+
+def test_rows_of_the_emulator_are_rows_of_the_table() -> None:
+    """Compiled, compared, and with a control, as those of this machine."""
+    known = {(x["target"], x["dtype"]): x for x in ROWS}
+    for row in conformance_aarch64.read():
+        assert row["outcome"] in OUTCOMES
+        if row["outcome"] == "equal":
+            assert row["launches"] >= 1
+            assert "no difference" not in row["control"]
+            assert " moved; " in row["control"]
+        if row["dtype"] != "float16":
+            assert known[row["target"], row["dtype"]]["outcome"] == "equal"
 
 
 @pytest.mark.slow
