@@ -48,7 +48,11 @@ CONTAINERS = (dict, list, collections.OrderedDict, collections.defaultdict)
 
 def acts_otherwise(value: Any) -> bool:
     """Is it a number or a text that defines its own operators?"""
-    kind = type(value)
+    return operates(type(value))
+
+
+def operates(kind: type) -> bool:
+    """Is it a class of numbers or texts that define their own operators?"""
     if kind in VALUES or not issubclass(kind, VALUES):
         return False
     base = next(x for x in kind.__mro__ if x in VALUES)
@@ -79,6 +83,20 @@ def VALUES_REFUSED(patcher: Patcher) -> None:
         return original(self, value)
 
     patcher.around(kind, "__call__", build, "self", "value")
+
+
+@guard("refused-made-values", "numbers with operators that a step makes are refused")
+def MADE_VALUES(patcher: Patcher) -> None:
+    """Refuse to make a number or a text of a class that defines its own operators."""
+    classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
+
+    def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
+        kind = self.value
+        if asks(tx) and isinstance(kind, type) and operates(kind):
+            refuse(tx, f"it makes a {kind.__name__}, which defines its own operators")
+        return original(self, tx, *args)
+
+    patcher.around(classes, "call_function", call, "self", "tx")
 
 
 def _is_copied(tx: Any, value: Any) -> str:

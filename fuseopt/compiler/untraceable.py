@@ -18,6 +18,8 @@ from .code_paths import every_code
 
 #: Attributes of tensors that Dynamo treats as constants without a guard.
 UNGUARDED = frozenset({"_version"})
+#: Methods of an optimizer that run at each use of an attribute.
+HOOKS = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 
 
 def untraceable(optimizer: Optimizer) -> str:
@@ -38,9 +40,20 @@ def untraceable(optimizer: Optimizer) -> str:
         for kind in {type(p) for p in group["params"]}:
             if _has_functions(kind):
                 return f"a parameter is a {kind.__name__}, which changes what calls do"
+    for kind in _own_kinds(optimizer):
+        for name in sorted(HOOKS & vars(kind).keys()):
+            return f"{kind.__name__} defines {name}, which Dynamo does not follow"
     for name in sorted(UNGUARDED & set(_names(optimizer))):
         return f"its step reads {name!r} of tensors, which Dynamo does not follow"
     return ""
+
+
+def _own_kinds(optimizer: Optimizer) -> Iterator[type]:
+    """Yield the classes of an optimizer outside of torch."""
+    kinds = type(optimizer).__mro__
+    for kind in kinds[: kinds.index(Optimizer)]:
+        if not kind.__module__.startswith("torch."):
+            yield kind
 
 
 def _has_functions(kind: type[torch.Tensor]) -> bool:
@@ -61,10 +74,7 @@ def _has_functions(kind: type[torch.Tensor]) -> bool:
 
 def _names(optimizer: Optimizer) -> Iterator[str]:
     """Yield all names in the methods of an optimizer's own classes."""
-    kinds = type(optimizer).__mro__
-    for kind in kinds[: kinds.index(Optimizer)]:
-        if kind.__module__.startswith("torch."):
-            continue
+    for kind in _own_kinds(optimizer):
         for value in vars(kind).values():
             if isinstance(value, (staticmethod, classmethod)):
                 value = value.__func__

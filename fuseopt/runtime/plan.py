@@ -78,7 +78,8 @@ class Plan:
         buffers = graph.buffers
         statics, steps = len(captured.statics), schedule.steps
         self.positions = positions(buffers, statics + len(captured.tensor_args))
-        self.inputs = inputs(graph, statics, captured.twins, captured.dropped)
+        moved = [x.place for x in captured.given if x.written]
+        self.inputs = inputs(graph, statics, captured.twins, captured.dropped, moved)
         self.memory = layout(buffers, schedule)
         freed = schedule.memory.freed or ((),) * len(steps)
         self.externs = {

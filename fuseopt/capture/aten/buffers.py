@@ -37,6 +37,7 @@ class Buffers:
         self._near: dict[int, list[int]] = {}
         self._written: set[int] = set()  # buffers that a call has written
         self._folded: set[int] = set()  # buffers that may have an element twice
+        self._hollow: set[int] = set()  # storages made without contents
         self._alive: list[Any] = []  # tensors whose storage identity is a key
         self._devices: dict[int, str] = {}  # device of a storage
 
@@ -111,6 +112,11 @@ class Buffers:
         storage = t.untyped_storage()._cdata
         return self._keys.get((storage, offset, shape, stride, real_dtype(t.dtype)))
 
+    def hollow(self, t: torch.Tensor) -> None:
+        """Note that a tensor is made without contents, as by torch.empty."""
+        self._hollow.add(t.untyped_storage()._cdata)
+        self._alive.append(t)
+
     def alone(self, buffer: int) -> bool:
         """Is a buffer the only one in its storage, with each element once?"""
         storage = self.buffers[buffer].storage
@@ -141,6 +147,8 @@ class Buffers:
         self._by_storage[storage] = [buffer]
         self._spans[storage] = [(*span(layout), buffer)]
         self._devices[storage] = layout.device
+        if self.current[buffer] < 0:
+            self._hollow.add(storage)
         self._alive.append(twin)
         return twin
 
@@ -203,6 +211,11 @@ class Buffers:
             raise CaptureError(f"a tensor without a known origin is read\n{self.line}")
         index = self.buffer_of(t)
         if self.current[index] < 0:
+            if t.numel() and t.untyped_storage()._cdata not in self._hollow:
+                # such as the tensor that torch makes of a list of indices
+                raise CaptureError(
+                    f"a tensor is read whose contents nothing recorded\n{self.line}"
+                )
             # memory without contents, as from torch.empty: its bits are arbitrary
             self.current[index] = self._value(index)
         return self.current[index]

@@ -142,6 +142,7 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         if (op.shaped and out.dim()) or not (op.shaped or op.pointwise):
             self.others += 1
         if op.empty:
+            self.hollow(out)
             return out
         stack = pieces_of(op.name, bound)
         if stack is not None and self._stack(stack, out):

@@ -27,6 +27,7 @@ from ..aten.dtypes import PARTS
 from ..aten.recorder import Recorder
 from ..scalars.device import Computed, kind_of, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
+from .arguments import INDEXING, flatten, literals, without_lists
 from .autocast import AutocastRecorder, method, switches
 from .inputs import (
     MetaInputs,
@@ -73,7 +74,7 @@ class Interpreter:
         self.env: dict[Node, Any] = {}
         restore(gm)
         self.nodes = list(gm.graph.nodes)
-        self.recorder.standins.avoid(_literals(self.nodes))
+        self.recorder.standins.avoid(literals(self.nodes))
         self.metas = MetaInputs()
         self.places = Places()
         # True if the step reads numbers from tensors that it computed
@@ -250,7 +251,7 @@ class Interpreter:
                         s.lerp_(e, weight)
                 return None
         has_numbers = self.scalars.exprs or self.computes
-        flat = _flatten((args, tuple(kwargs.values()))) if has_numbers else []
+        flat = flatten((args, tuple(kwargs.values()))) if has_numbers else []
         has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
             if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
@@ -260,17 +261,19 @@ class Interpreter:
                 if function is None:
                     raise CaptureError(f"method {node.target} of a number")
                 return self.scalars.apply(function, args, kwargs)
-        literals: frozenset[Any] | None = None
+        given: frozenset[Any] | None = None
         if has_sym:
             if not hasattr(node.target, OWN):
-                literals = frozenset(x for x in flat if isinstance(x, (int, float)))
+                given = frozenset(x for x in flat if isinstance(x, (int, float)))
             args, kwargs = self._stand_in(args), self._stand_in(kwargs)
             self.recorder.literals = None
             args = swap(args, self.recorder.constant)
             kwargs = {k: swap(v, self.recorder.constant) for k, v in kwargs.items()}
-        self.recorder.literals = literals
+        self.recorder.literals = given
         if node.target in MAKE_TENSOR:
             return self._constant(node, args, kwargs)
+        if node.target in INDEXING:
+            args = (args[0], self._index(node, *args[:2]), *args[2:])
         if node.op == "call_method":
             if node.target in ("to", "cpu"):
                 args, kwargs = self._placed(str(node.target), args, kwargs)
@@ -368,6 +371,12 @@ class Interpreter:
             )
         return self.recorder.compute(op, operands, kind_of(op, operands))
 
+    def _index(self, node: Node, of: Any, index: Any) -> Any:
+        """Record the lists in the index of a tensor as torch reads them."""
+        device = self.recorder.device_of(of)
+        whole = {"dtype": torch.int64, "device": device}
+        return without_lists(index, lambda x: self._constant(node, (x,), whole))
+
     def _constant(self, node: Node, args: Any, kwargs: Any) -> torch.Tensor:
         """Record `torch.tensor(number)` as a fill of new memory.
 
@@ -377,7 +386,7 @@ class Interpreter:
         data, device = args[0], kwargs.get("device")
         if isinstance(data, (list, tuple)):
             keywords = {k: v for k, v in kwargs.items() if k != "requires_grad"}
-            numbers = _flatten(data)
+            numbers = flatten(data)
             is_constant = not any(map(self.recorder.standins.find, numbers))
             if is_constant and not any(
                 changes_first(user.target) for user in node.users
@@ -416,24 +425,6 @@ def _is_known(target: Any) -> bool:
         return True
     home = getattr(target, "__module__", None) or type(target).__module__
     return home.partition(".")[0] in PURE
-
-
-def _flatten(x: Any) -> list[Any]:
-    if isinstance(x, (list, tuple)):
-        return [z for y in x for z in _flatten(y)]
-    if isinstance(x, dict):
-        return [z for y in x.values() for z in _flatten(y)]
-    return [x]
-
-
-def _literals(nodes: Sequence[Node]) -> list[float]:
-    """Return all literal numbers in the arguments of nodes."""
-    return [
-        x
-        for node in nodes
-        for x in _flatten([node.args, node.kwargs])
-        if isinstance(x, (int, float))
-    ]
 
 
 def _function(node: Node) -> Callable[..., Any] | None:

@@ -56,11 +56,13 @@ class MemoryAssignment(NamedTuple):
     """An assignment: the tensor at index `place` of a call gets the memory of a buffer.
 
     `complex`: the buffer is the real view of that memory.
+    `written`: the step also writes the tensor in place, which moves its version.
     """
 
     place: int
     buffer: int
     complex: bool
+    written: bool = False
 
 
 class Places:
@@ -68,11 +70,13 @@ class Places:
 
     def __init__(self) -> None:
         self._known: list[tuple[torch.Tensor, object, tuple[object, ...]]] = []
+        self._versions: list[int] = []
 
     def add(self, twin: torch.Tensor) -> None:
         """Record the twin of the next tensor."""
         # keeps the storage alive, since a new storage at its address would look equal
         self._known.append((twin, twin.untyped_storage(), _place(twin)))
+        self._versions.append(_version(twin))
 
     def moved(self) -> list[tuple[int, torch.Tensor]]:
         """Return the twins whose memory or layout has changed, with their index."""
@@ -95,8 +99,16 @@ class Places:
             if recorder.known(twin) is None:
                 raise EagerOnly("a tensor is given memory of unknown origin")
             buffer = recorder.buffer_of(twin)
-            assignments.append(MemoryAssignment(i, buffer, twin.dtype in PARTS))
+            written = _version(twin) != self._versions[i]
+            assignments.append(
+                MemoryAssignment(i, buffer, twin.dtype in PARTS, written)
+            )
         return tuple(assignments)
+
+
+def _version(t: torch.Tensor) -> int:
+    """Return the version of a tensor, which an assignment of memory leaves as it is."""
+    return 0 if t.is_inference() else t._version
 
 
 def _place(t: torch.Tensor) -> tuple[object, ...]:

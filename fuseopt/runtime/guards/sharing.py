@@ -75,8 +75,13 @@ def inputs(
     statics: int,
     twins: tuple[tuple[int, int], ...],
     dropped: Sequence[int] = (),
+    moved: Sequence[int] = (),
 ) -> Inputs:
-    """Return the Inputs of a graph; `dropped` are buffers without their writes."""
+    """Return the Inputs of a graph.
+
+    `dropped` are buffers without their writes. `moved` are tensors that are written in
+    memory which the step gives them.
+    """
     buffers = graph.buffers
     written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
     mutated = {buffers[b].storage for b in written}
@@ -99,6 +104,8 @@ def inputs(
                 for x in full[1:]
             ]
     given = [x for x in buffers if x.kind in ("static", "arg")]
+    changed = {x.source for x in given if x.storage in mutated}
+    changed |= {second for second, first in twins if first in changed}
     orders: list[tuple[int, Shape, Shape]] = []
     if _has_tails(graph) or any(isinstance(n, Extern) for n in graph.nodes):
         strides += [(x.source, x.stride) for x in given]
@@ -108,11 +115,7 @@ def inputs(
         buffers,
         statics,
         frozenset(b for b, x in enumerate(buffers) if x.storage in storages),
-        sorted(
-            x.source
-            for x in buffers
-            if x.kind in ("static", "arg") and x.storage in mutated
-        ),
+        sorted(changed.union(moved)),
         {x.source: b for b, x in enumerate(buffers) if x.kind == "arg"},
         strides,
         orders,
