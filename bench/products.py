@@ -69,7 +69,9 @@ class ByHand:
             torch._foreach_add_(list(params), results, alpha=-1e-3)
 
 
-def measured(model: str, optimizer: str, rounds: int) -> dict[str, Any]:
+def measured(
+    model: str, optimizer: str, rounds: int, numerics: str = "eager"
+) -> dict[str, Any]:
     """The figures of one optimizer over the matrices of one model."""
     torch.manual_seed(0)
     contents = [torch.randn(shape) / 50 for shape in MODELS[model]]
@@ -82,7 +84,7 @@ def measured(model: str, optimizer: str, rounds: int) -> dict[str, Any]:
     make = OPTIMIZERS[optimizer]
     plain, compiled = make(sides[0]), make(sides[1])
     hand = ByHand(sides[2], torch.bfloat16 if optimizer == "torch" else torch.float32)
-    fuseopt.compile(compiled, eager_if_faster=False)
+    fuseopt.compile(compiled, eager_if_faster=False, numerics=numerics)
     begin = time.perf_counter()
     compiled.step()
     first = time.perf_counter() - begin
@@ -100,6 +102,7 @@ def measured(model: str, optimizer: str, rounds: int) -> dict[str, Any]:
     return {
         "model": model,
         "optimizer": optimizer,
+        "numerics": numerics,
         "matrices": len(contents),
         "threads": torch.get_num_threads(),
         "first_step_s": round(first, 2),
@@ -120,11 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--optimizers", nargs="+", default=[*OPTIMIZERS])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--numerics", choices=["eager", "fast"], default="eager")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     for optimizer in given.optimizers:
         for model in given.models:
-            print(json.dumps(measured(model, optimizer, given.rounds)), flush=True)
+            figures = measured(model, optimizer, given.rounds, given.numerics)
+            print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

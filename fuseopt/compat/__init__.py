@@ -111,6 +111,7 @@ from .symbols import (
 from .tensors import (
     DISPATCH_MODE,
     FAKE,
+    FOREACH_MAP,
     GRAD_SWITCH,
     HIGHER_ORDER,
     MAKE_TENSOR,
@@ -163,6 +164,7 @@ __all__ = [
     "EXIT_AUTOCAST",
     "FAKE",
     "FALLBACK",
+    "FOREACH_MAP",
     "GRAD_MODE",
     "GRAD_SWITCH",
     "HIGHER_ORDER",

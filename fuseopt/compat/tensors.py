@@ -42,6 +42,8 @@ def _switch_grad(mode: bool) -> None:
 #: A mode that intercepts each ATen call, for recording a graph.
 DISPATCH_MODE: Any = find("torch.utils._python_dispatch:TorchDispatchMode", _NoMode)
 HIGHER_ORDER: Any = find("torch._ops:HigherOrderOperator", _Nothing)
+#: The target of a `foreach_map`; None where torch has none.
+FOREACH_MAP: Any = find("torch._higher_order_ops.foreach_map:_foreach_map", None)
 OVERLOAD: Any = find("torch._ops:OpOverload", type(torch.ops.aten.add.Tensor))
 FAKE: Any = find("torch._subclasses.fake_tensor:FakeTensor", _Nothing)
 GRAD_SWITCH: Any = find("torch._C:_set_grad_enabled", _switch_grad)

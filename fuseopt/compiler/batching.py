@@ -53,7 +53,7 @@ class Products:
 
 def _product(call: Call) -> Product | str:
     refs = call.args[: PRODUCTS[call.func]]
-    if call.autocast is not None:
+    if call.autocast is not None and call.autocast.on:
         return "autocast is on"
     if not all(isinstance(x, TensorRef) and x == TensorRef(x.buffer) for x in refs):
         return "it reads conjugated or negated tensors"

@@ -36,6 +36,7 @@ from ..scheduler import Machine, schedule
 from ..scheduler.homes import with_homes
 from . import again, batching, dump, logs
 from . import report as reporting
+from .gram_form import with_gram_forms
 from .report import Report
 from .session import session
 from .timing import Clock
@@ -50,6 +51,7 @@ class Lowered(NamedTuple):
     """A captured and scheduled graph with the sources of its kernels, by name.
 
     `targets`, `places`: the target and the device of each kernel, by name.
+    `algorithms`: what replaces the user's, see Report.
     """
 
     captured: Captured
@@ -57,6 +59,7 @@ class Lowered(NamedTuple):
     sources: dict[str, Source]
     targets: dict[str, Target]
     places: dict[str, str]
+    algorithms: tuple[str, ...] = ()
 
 
 @collector_paused()
@@ -180,6 +183,9 @@ def _lower(
     graph = with_homes(captured.graph)
     if graph is not captured.graph:
         captured = dataclasses.replace(captured, graph=graph)
+    algorithms: tuple[str, ...] = ()
+    if config.numerics == "fast":
+        captured, algorithms = with_gram_forms(captured)
     clock.lap("capture")
     checks = config.check or config.writes
     if checks:
@@ -205,7 +211,7 @@ def _lower(
         _refuse_vectors(source.text for source in sources.values())
     _refuse_folds(source.text for source in sources.values())
     clock.lap("codegen")
-    return Lowered(captured, plan, sources, targets, places)
+    return Lowered(captured, plan, sources, targets, places, algorithms)
 
 
 def _refuse_vectors(texts: Iterable[str]) -> None:
@@ -239,6 +245,7 @@ def _describe(report: Report, lowered: Lowered) -> None:
         for k in lowered.schedule.kernels
     ]
     reporting.fill(report, lowered.captured.graph, lowered.schedule)
+    report.algorithms = list(lowered.algorithms)
     report.launches = len(lowered.sources)
 
 

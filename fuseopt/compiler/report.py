@@ -134,6 +134,7 @@ class Report:
     externs: the name of each ATen call that runs unfused, with the reason.
     batches: products of matrices that one call computes for several lanes.
     alone: products with a call each: a description, their number, and the reason.
+    algorithms: what `numerics="fast"` computes in another way than the user wrote.
     branches: for each series of a device's ATen calls, how many run at one time.
     not_fused: a `Refusal` for each pair of calls (producer, consumer, code, detail,
         list index, line).
@@ -166,6 +167,7 @@ class Report:
     externs: list[tuple[str, str]] = field(default_factory=list)
     batches: list[BatchReport] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
+    algorithms: list[str] = field(default_factory=list)
     branches: list[int] = field(default_factory=list)
     not_fused: list[Refusal] = field(default_factory=list)
     build_seconds: float = 0.0
@@ -195,7 +197,7 @@ class Report:
         for name, seconds in first.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         parts = ("kernels", "externs", "batches", "alone", "not_fused", "numbers")
-        for name in (*parts, "order"):
+        for name in (*parts, "order", "algorithms"):
             getattr(self, name)[:0] = getattr(first, name)
         self.blocks = {**first.blocks, **self.blocks}
 
@@ -292,7 +294,7 @@ class Report:
             sentences.append(f"numbers of each call: {'; '.join(self.numbers)}")
         if self.traced:
             sentences.append(f"traced: {self.traced}")
-        sentences += map(str, self.batches)
+        sentences += [*self.algorithms, *map(str, self.batches)]
         sentences += [
             f"alone: {what}, {count} calls: {why}" for what, count, why in self.alone
         ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
 from ..ir.products import COPIED, Operand
@@ -18,12 +19,21 @@ from .run_tables import KEPT
 _APART = frozenset((0.0, 1.0, -1.0))
 
 
+class _Ready(NamedTuple):
+    """Arguments of `batched`, equal in all calls with this arena and circumstances."""
+
+    arena: torch.Tensor
+    now: Circumstances | None
+    arguments: tuple[Any, ...]
+
+
 class PreparedBatch:
     """Batched call of a plan, made only if its rows have the bits of single calls.
 
     `allowed(batch)` is true if they have, in the present circumstances, and None if
     that cannot be tried now. Without `allowed` they need not. `stacks` lie where
-    `memory` places them, in the arena of a call.
+    `memory` places them, in the arena of a call. `autocast` is its state while the
+    single calls run, None if it was off at capture.
     """
 
     def __init__(
@@ -33,8 +43,10 @@ class PreparedBatch:
         allowed: Callable[[Batch], bool | None] | None,
         memory: MemoryPlan,
         stacks: Sequence[Stack],
+        autocast: Autocast | None = None,
     ) -> None:
         self.batch = batch
+        self.autocast = autocast
         self.buffers = buffers
         self.first = [memory.offsets[x.storages[0]] for x in stacks]
         self.device = batch.trial.device
@@ -44,18 +56,40 @@ class PreparedBatch:
         self._views: list[torch.Tensor | None] = []
         self._allowed = allowed
         self._known: dict[Circumstances, bool] = {}
+        self._ready: _Ready | None = None
+        #: true if the arguments of the batched call depend on the arena alone
+        self._fixed = (
+            self.keeps
+            and all(x.stack >= 0 for x in batch.operands)
+            and not any(isinstance(s, Symbol) for s in batch.scales)
+        )
 
     def run(self, memory: Memory) -> None:
         """Run the products on the memory of a call."""
-        batch = self.batch
-        scales = [_number(s, memory) for s in batch.scales]
-        *views, result = self._in_stacks(memory)
-        operands = self._operands(memory, views)
-        if operands is None or not self._may(scales, memory):
-            self._singly(memory, scales)
+        assert memory.arena is not None, "a batch needs the arena of its stacks"
+        arena, _ = memory.arena[self.device]
+        now = self._now(memory)
+        ready = self._ready
+        if ready is None or ready.arena is not arena or ready.now != now:
+            batch = self.batch
+            scales = [_number(s, memory) for s in batch.scales]
+            *views, result = self._in_stacks(memory)
+            operands = self._operands(memory, views)
+            if operands is None or not self._may(scales, now):
+                self._singly(memory, scales)
+                return
+            ready = _Ready(arena, now, (batch.op, operands, result, scales))
+            self._ready = ready if self._fixed else None
+        if self.autocast is None:
+            batched(*ready.arguments)
         else:
-            assert result is not None, "results lie in stacks"
-            batched(batch.op, operands, result, scales)
+            WithinAutocast(batched, self.autocast)(*ready.arguments)
+
+    def _now(self, memory: Memory) -> Circumstances | None:
+        """Return what the bits of products depend on; None where bits may differ."""
+        if self._allowed is not None and memory.circumstances is None:
+            memory.circumstances = circumstances()
+        return memory.circumstances
 
     def _in_stacks(self, memory: Memory) -> list[torch.Tensor | None]:
         """Return the operands and the result that lie in stacks, None for the rest."""
@@ -76,16 +110,13 @@ class PreparedBatch:
             self._arena, self._views = arena, views
         return views
 
-    def _may(self, scales: Sequence[float], memory: Memory) -> bool:
+    def _may(self, scales: Sequence[float], now: Circumstances | None) -> bool:
         """Have the rows the bits of single calls now?"""
-        if self._allowed is None:
+        if self._allowed is None or now is None:
             return True
         for kind, scale in zip(self.batch.trial.scales, scales, strict=True):
             if kind == "any" and scale in _APART:
                 return False
-        now = memory.circumstances
-        if now is None:
-            now = memory.circumstances = circumstances()
         known = self._known.get(now)
         if known is None:
             known = self._allowed(self.batch)
@@ -118,7 +149,9 @@ class PreparedBatch:
     def _singly(self, memory: Memory, scales: Sequence[float]) -> None:
         """Make the single calls, on operands that begin where eager's do."""
         batch = self.batch
-        call = getattr(torch, batch.op)
+        call: Callable[..., torch.Tensor] = getattr(torch, batch.op)
+        if self.autocast is not None:
+            call = WithinAutocast(call, self.autocast)
         keywords = dict(zip(("beta", "alpha"), scales, strict=False))
         for row, result in enumerate(batch.result.buffers):
             operands: list[torch.Tensor] = []

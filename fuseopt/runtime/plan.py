@@ -97,7 +97,12 @@ class Plan:
         }
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
-                batch, buffers, allowed, schedule.memory, schedule.stacks
+                batch,
+                buffers,
+                allowed,
+                schedule.memory,
+                schedule.stacks,
+                captured.calls[batch.externs[0].payload].autocast,
             )
             for batch in schedule.batches
         }

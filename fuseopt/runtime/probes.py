@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.products import DENSE, PADDED, Layout, Trial
 from ..locks import new_lock
@@ -157,8 +158,9 @@ class Probes:
         if is_remote(device) and (not _is_there(device) or is_capturing(device)):
             return None
         try:
+            # a call of the caller's under autocast may be the first to need an answer
             with on(device):
-                found = _tried(trial)
+                found: str = WithinAutocast(_tried, Autocast((device.type,), ()))(trial)
         except (torch.OutOfMemoryError, MemoryError):
             return None
         self.tried += 1

@@ -34,7 +34,7 @@ def newton_schulz(g: Tensor, dtype: torch.dtype) -> Tensor:
     return x.mT if tall else x
 
 
-class _Matrices(Optimizer):
+class Matrices(Optimizer):
     """Optimizers of one rate whose lanes are treated one by one."""
 
     def __init__(self, params: Iterable[Tensor], **defaults: Any) -> None:
@@ -52,7 +52,7 @@ class _Matrices(Optimizer):
         raise NotImplementedError
 
 
-class LoopMuon(_Matrices):
+class LoopMuon(Matrices):
     """Muon with Nesterov momentum; the scale of a matrix follows its shape."""
 
     def __init__(
@@ -74,7 +74,7 @@ class LoopMuon(_Matrices):
         p.add_(x, alpha=-group["lr"] * max(1, g.size(-2) / g.size(-1)) ** 0.5)
 
 
-class NorMuon(_Matrices):
+class NorMuon(Matrices):
     """Muon whose rows are divided by the root of their mean square over time."""
 
     def __init__(
@@ -111,7 +111,7 @@ class HeadMuon(LoopMuon):
         p.add_(x.reshape(g.shape), alpha=-group["lr"])
 
 
-class Soap(_Matrices):
+class Soap(Matrices):
     """Adam in a basis that turns; the basis is what the test sets, every step alike."""
 
     def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:
@@ -138,7 +138,7 @@ class Soap(_Matrices):
             state["q" + name].copy_(q / (q.norm(dim=0, keepdim=True) + 1e-12))
 
 
-class Shampoo(_Matrices):
+class Shampoo(Matrices):
     """Preconditioners whose inverse roots are a coupled Newton iteration."""
 
     def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:
@@ -154,7 +154,7 @@ class Shampoo(_Matrices):
         p.sub_(left @ g @ right, alpha=group["lr"])
 
 
-class TurningSoap(_Matrices):
+class TurningSoap(Matrices):
     """Adam in a basis that a QR decomposition turns, once in `every` steps."""
 
     every = 3
@@ -186,7 +186,7 @@ class TurningSoap(_Matrices):
                 state["q" + name].copy_(q)
 
 
-class EighShampoo(_Matrices):
+class EighShampoo(Matrices):
     """Preconditioners whose inverse roots come from eigenvalues, once in `every` steps;
     they are new tensors each time.
     """
@@ -212,7 +212,7 @@ class EighShampoo(_Matrices):
         p.sub_(state["ileft"] @ g @ state["iright"], alpha=group["lr"])
 
 
-class KronPsgd(_Matrices):
+class KronPsgd(Matrices):
     """PSGD: two triangular factors that whiten gradients, by triangular solves."""
 
     def __init__(self, params: Iterable[Tensor], dtype: Any = None) -> None:

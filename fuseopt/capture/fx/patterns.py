@@ -5,7 +5,8 @@ foreach lerp into a difference, N filled tensors and an addcmul. In float32 that
 lerp's own arithmetic. In bfloat16 and float16 it rounds the difference and the weight,
 which eager does not. A method with a scale (`addcmul_`, `addcdiv_`, `add_`) becomes
 `target.copy_(fma(product, scale, target))`, while eager scales the first factor and
-then fuses. `restore` puts the user's calls back, before the graph is recorded or run.
+then fuses. A `foreach_map` is one node with its own graph. `restore` puts the user's
+calls back, before the graph is recorded or run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ...compat import MAKE_TENSOR, WRITTEN_AS
+from .inline import inline
 
 #: Methods that scale their addend, and the name of the scale argument.
 SCALED = {"addcmul_": "value", "addcdiv_": "value", "add_": "alpha"}
@@ -33,7 +35,7 @@ def restore(gm: GraphModule) -> None:
     if STALE in gm.meta:
         return
     find = gm.graph.find_nodes
-    changed = False
+    changed = inline(gm)
     for node in find(op="call_function", target=torch._foreach_addcmul_):
         changed |= _restore_lerp(node)
     for node in find(op="call_method", target="copy_"):
