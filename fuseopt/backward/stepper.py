@@ -26,7 +26,7 @@ from ..isolate.compilations import CompileOptions
 from ..isolate.isolated import OptimizerCompiler
 from ..locks import new_rlock
 from ..tails.arguments import parameters_of
-from ..tails.steps import function_of
+from ..tails.steps import function_of, packs
 from .bucket_proof import KindModels, ReadsSizes
 from .partial_optimizer import PartialOptimizer
 
@@ -54,6 +54,8 @@ class Stepper:
             raise UnsupportedInput("verify=True compares steps of all parameters")
         self._strict = config.fallback == "error"
         self._function, refusal = function_of(optimizer)
+        if not refusal and packs(optimizer) is not None:
+            refusal = f"the state of {type(optimizer).__name__} is kept packed"
         if refusal:
             raise self._refused(refusal)
         attach()

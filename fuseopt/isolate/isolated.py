@@ -141,10 +141,13 @@ class OptimizerCompiler:
         if packed_step is not None:
             packed_step.end(optimizer)
             packed_step.release()
-        self.packed_step = None
+        self.packed_step = self.clipped = None
         if rule is not None:
             common = self.function, self.options, self.compilations.reports
             self.packed_step = PackedStep(optimizer, *common, rule, self.wanted.beside)
+        tail = session.tails.get(optimizer, lambda: None)()
+        if tail is not None:
+            tail.forget()
 
     def entry(self) -> tuple[Any, Any]:
         """Return the replacement of the original function, and a direct form of it.

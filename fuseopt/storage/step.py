@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,8 @@ from .checkpoints import Checkpoints
 from .packed_state import PackedState
 from .packing import LanePacking
 from .rule import Rule
+
+Result = TypeVar("Result")
 
 
 class OtherPacked(Protocol):
@@ -92,14 +94,9 @@ class PackedStep:
         self.kept.pack_new(optimizer)
         if not self.leader.wants(optimizer):
             return self.leader.refusal
-        ready = _with_gradients(optimizer)
-        if not ready or self._begins(optimizer, ready):
+        if self.begins(optimizer):
             return ""
-        n_states = len(optimizer.state)
-        with self.beside.hollow(), self.kept.hollow():
-            done = self.leader.step(optimizer, make)
-        if len(optimizer.state) != n_states:
-            self.kept.pack_new(optimizer)  # the step may make new state
+        done = self.around(optimizer, lambda: self.leader.step(optimizer, make))
         return None if done else self.leader.refusal
 
     def in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,10 +112,24 @@ class PackedStep:
         self.kept.pack_new(optimizer)
         return result
 
-    def _begins(self, optimizer: Optimizer, ready: list[torch.Tensor]) -> bool:
-        """Has one of these parameters not stepped, and has it no state?"""
+    def begins(self, optimizer: Optimizer) -> bool:
+        """Must a step run in eager? True without any gradient, and if a parameter with
+        a gradient has not stepped and has no state.
+        """
+        ready = _with_gradients(optimizer)
         new = (p for p in ready if id(p) not in self._begun)
-        return any(p not in optimizer.state for p in new)
+        return not ready or any(p not in optimizer.state for p in new)
+
+    def around(self, optimizer: Optimizer, call: Callable[[], Result]) -> Result:
+        """Call it while the state has the unpacked tensors, without memory. Pack the
+        state that it makes. `kept.pack_new` comes first.
+        """
+        n_states = len(optimizer.state)
+        with self.beside.hollow(), self.kept.hollow():
+            result = call()
+        if len(optimizer.state) != n_states:
+            self.kept.pack_new(optimizer)
+        return result
 
 
 def _with_gradients(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from ..compiler.report import Report
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import leading
 from ..replicate.driver import LedOptimizer
+from ..replicate.packed import Packing
 from ..replicate.step_wrapper import StepWrapper
 from ..shadow.optimizer import Write
 
@@ -40,12 +41,13 @@ class Compiling:
         self,
         wrapper: StepWrapper,
         outward: Callable[[list[Write]], list[Write]] | None = None,
+        packing: Packing | None = None,
     ) -> LedOptimizer:
         """Return the leader of the step with the calls of `wrapper` before and after
         it.
         """
-        reports = self._compilations.reports
-        return LedOptimizer(self.function, self.options, reports, outward, wrapper)
+        options, reports = self.options, self._compilations.reports
+        return LedOptimizer(self.function, options, reports, outward, wrapper, packing)
 
     def make(self, backend: Callable[..., Any]) -> Callable[..., Any]:
         """Compile the step; see `LedOptimizer.step`."""

@@ -234,6 +234,8 @@ class ClippedStep:
         begun, self._begun = self._begun or has_state(optimizer), True
         if not begun or one.refusal or optimizer.defaults.get("differentiable"):
             return False
+        if one.packed and one.begins():
+            return False
         with torch.no_grad():
             if one.repeats and self._content["factor"] is factor:
                 if one.again() is not None:
@@ -306,8 +308,6 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
         )
         if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
-        if isolated.packed_step is not None:
-            return f"the state of {name} is kept packed"
         if not compat.unhooked(optimizer):
             return f"hooks of {name} may read gradients"
         if optimizer in session.tails:

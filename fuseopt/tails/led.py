@@ -190,6 +190,8 @@ class LedTail:
     `function` is the step's function without the layers around it.
     """
 
+    led_at_any_size = False
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -237,7 +239,7 @@ class LedTail:
                 return False  # in one graph the flag comes with the norms of units
         if not all(model.key is not None for model in tail_inputs["models"]):
             return False
-        return many_lanes(self.optimizer, FEW_OF_TAIL)
+        return self.led_at_any_size or many_lanes(self.optimizer, FEW_OF_TAIL)
 
     def step(
         self,
@@ -411,8 +413,11 @@ class LedTail:
             while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
             form = TailPlan(tail_inputs, factors, drops, [*dtypes, *[None] * n_cells])
-            leader = self.forms[key] = self.compiling.leader(form)
+            leader = self.forms[key] = self._representatives(form)
         return leader
+
+    def _representatives(self, form: TailPlan) -> LedOptimizer:
+        return self.compiling.leader(form)
 
 
 def columns_of(tail_inputs: Mapping[str, Any], params: Tensors) -> list[Tensors]:

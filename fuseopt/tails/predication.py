@@ -20,13 +20,16 @@ from ..capture.results import Returned, leaves
 from ..capture.trace import Captured
 from ..errors import CaptureError
 from ..ir.alias import overlaps
+from ..ir.blocks import write_by_block
 from ..ir.graph import (
+    DTYPE_BYTES,
     Body,
     Buffer,
     Column,
     Extern,
     ForeachSchedulerNode,
     Graph,
+    Instr,
     Node,
     read_by,
     written_by,
@@ -117,8 +120,7 @@ class _Predication:
         graph = self.graph
         written = {graph.values[v] for n in graph.nodes for v in written_by(n)}
         for b, home in self.home.items():
-            # a single element is written as a number, whatever shape it has
-            if b != home and b in written and graph.buffers[home].numel != 1:
+            if b != home and b in written and not self._is_whole(b, home):
                 raise CaptureError(f"{graph.buffers[home].name} is written in parts")
         if UNKNOWN in self.modes.values():
             raise CaptureError("a step writes a tensor that it does not hold")
@@ -134,6 +136,16 @@ class _Predication:
                         f"{node.name} runs as an ATen call on tensors of a step that "
                         f"may be skipped\n{node.line}"
                     )
+
+    def _is_whole(self, b: int, home: int) -> bool:
+        """Has a view all of a buffer's elements, in the same places?"""
+        view, whole = self.graph.buffers[b], self.graph.buffers[home]
+        # a single element is written as a number, whatever shape it has
+        return whole.numel == 1 or (
+            DTYPE_BYTES[view.dtype] == DTYPE_BYTES[whole.dtype]
+            and (view.shape, view.stride, view.offset)
+            == (whole.shape, whole.stride, whole.offset)
+        )
 
     def run(self) -> Graph:
         graph = self.graph
@@ -191,8 +203,14 @@ class _Predication:
         #: the current value of buffers whose `where` has run
         holds: dict[int, int] = {}
         for node in graph.nodes:
-            yield self._reading(node, holds)
+            node = self._reading(node, holds)
             written = tuple(written_by(node))
+            if any(v in chosen for v in written) and _by_block(node):
+                assert not isinstance(node, Extern)
+                yield self._of_blocks(node, last)
+                holds.update((graph.values[v], chosen[v]) for v in written)
+                continue
+            yield node
             written_values.update(written)
             choices: dict[tuple[int, str, str], list[int]] = {}
             for v in written:
@@ -227,6 +245,41 @@ class _Predication:
                     node.line,
                 )
                 call += 1
+
+    def _of_blocks(self, node: ForeachSchedulerNode, last: Mapping[int, int]) -> Node:
+        """Return a node that writes a number for each block: the old one if the flag is
+        true. Raises CaptureError if some of its rows have no flag.
+        """
+        graph = self.graph
+        written = tuple(written_by(node))
+        if not all(v in self.chosen for v in written):
+            raise CaptureError(f"a flag keeps some numbers of blocks\n{node.line}")
+        buffers = [graph.values[v] for v in written]
+        asked = [self.flags[self.modes[self.home[b]]] for b in buffers]
+        devices = [{graph.buffers[b].device for b in x} for x in (asked, buffers)]
+        if devices[0] != devices[1] or not last.keys().isdisjoint(asked):
+            raise CaptureError(f"a flag of blocks is no input there\n{node.line}")
+        flags = tuple([graph.initial[b] for b in asked])
+        old = tuple([graph.initial[b] for b in buffers])
+        new = tuple([self.chosen[v] for v in written])
+        body = self._body_of_blocks(node.body, graph.buffers[asked[0]].dtype)
+        return node._replace(body=body, reads=(*node.reads, flags, old), writes=(new,))
+
+    def _body_of_blocks(self, body: Body, flag: str) -> Body:
+        key = f"{body.instrs[-1].attr} {flag}", body.reads[0]
+        if key not in self._bodies:
+            (dtype,), size = body.reads, body.instrs[-1].attr
+            instrs = (
+                Instr("load", (), dtype, 0),
+                Instr("load", (), flag, 1),
+                Instr("load", (), dtype, 2),
+                Instr("spread", (2,), dtype, size),
+                Instr("where", (1, 3, 0), dtype),
+                Instr("first", (4,), dtype, size),
+            )
+            reads = dtype, flag, dtype
+            self._bodies[key] = Body("where_first", reads, 0, instrs, ((5, dtype),))
+        return self._bodies[key]
 
     def _copy(self, mode: int, device: str, flag: int, line: str) -> Extern:
         """Return an extern that copies a flag to another device."""
@@ -272,6 +325,11 @@ class _Predication:
             return tuple([holds.get(values[v], v) for v in column_of_values])
 
         return node._replace(reads=tuple(map(column, node.reads)))
+
+
+def _by_block(node: Node) -> bool:
+    """Does a node write a number for each block of elements?"""
+    return not isinstance(node, Extern) and bool(write_by_block(node.body, 0))
 
 
 def _call(node: Node) -> int:

@@ -15,8 +15,10 @@ from ..inputs.keys import LanesDiffer
 from ..inputs.structure_guard import StructureGuard
 from .fused import FusedTail
 from .led import LedTail
+from .led_packed import LedPacked
 from .led_parts import ClipAlone, LedPartsTail
 from .order import dtypes_in_order
+from .steps import packs
 
 #: Number of sets of gradients with a graph each; with more a tail runs in pieces.
 SETS = 4
@@ -56,9 +58,19 @@ class SingleGraph:
         self.whole = FusedTail(optimizers, functions, config, options)
         self.led: LedTail | None = None
         self.parts: LedPartsTail | None = None
+        #: why nothing but a led tail may step the optimizers, or ""
+        self.packed = ""
+        packing = [x for x in optimizers if packs(x) is not None]
+        if packing:
+            self.packed = f"the state of {type(packing[0]).__name__} is kept packed"
         if len(optimizers) == 1:
-            self.led = LedTail(optimizers[0], functions[0], config, options)
-            self.parts = LedPartsTail(optimizers[0], functions[0], config, options)
+            common = optimizers[0], functions[0], config, options
+            compiler = packs(optimizers[0])
+            if compiler is None:
+                self.led = LedTail(*common)
+                self.parts = LedPartsTail(*common)
+            else:
+                self.led = LedPacked(*common, compiler)
         #: classes, state and groups of each in the last call
         self._structures = [StructureGuard() for _ in optimizers]
         #: true if `again` can repeat the last call
@@ -107,11 +119,18 @@ class SingleGraph:
                 self.repeats = True
                 return result
             self.whole.since = led.refusal
+        if self.packed:
+            since = "" if led is None else led.refusal
+            return f"{self.packed}; {since}" if since else self.packed
         refusal = unfit(tail_inputs, grads)
         if refusal:
             return refusal
         result = self.whole.step(tail_inputs, drops)
         return self.refusal if result is None else result
+
+    def begins(self) -> bool:
+        """Must packed state be made in eager first?"""
+        return isinstance(self.led, LedPacked) and self.led.begins()
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
         """Repeat the last call, which had the same options, with the present gradients.

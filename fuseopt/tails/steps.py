@@ -44,9 +44,17 @@ def has_state(optimizer: Optimizer) -> bool:
     )
 
 
+def packs(optimizer: Optimizer) -> OptimizerCompiler | None:
+    """Return what steps an optimizer whose state is packed; None for other ones."""
+    isolated = getattr(optimizer.step, COMPILED, None)
+    if isinstance(isolated, OptimizerCompiler) and isolated.packed_step is not None:
+        return isolated
+    return None
+
+
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     """Return the function of an optimizer's step without the layers around it. Return
-    the reason why a tail may not leave these out, or "".
+    the reason why a caller may not leave these out, or "".
     """
     step: Any = optimizer.step
     layers, inner = peel(getattr(step, "__func__", step))
@@ -60,8 +68,6 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
     isolated = getattr(step, COMPILED, None)
     if isinstance(isolated, OptimizerCompiler):
         inner = isolated.function
-        if isolated.packed_step is not None:
-            return inner, f"the state of {type(optimizer).__name__} is kept packed"
     if not hasattr(inner, "__code__"):
         return inner, f"the step of {type(optimizer).__name__} is not a Python function"
     return inner, ""

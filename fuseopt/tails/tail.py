@@ -137,6 +137,11 @@ class Tail:
                 return step_of_groups(self, self._call, tail_inputs, params)
             return self._call(tail_inputs, params, average if repeatable else None)
 
+    def forget(self) -> None:
+        """Release what was compiled: the optimizer's state is stored otherwise now."""
+        with self._lock:
+            self._forget()
+
     def _forget(self) -> None:
         self._fused = self._steps = self._steady = None
 
@@ -286,10 +291,11 @@ class Tail:
             return "error_if_nonfinite reads the norm before the first write"
         if compat.stance() not in TRACES:
             return "begin"
-        if self._fused is None:
-            self._fused = self._new_in_one()
+        self._fused = self._fused or self._new_in_one()
         if self._fused.refusal:
             return self._fused.refusal
+        if self._fused.packed and self._fused.begins():
+            return "begin"
         return "" if all(map(has_gradients, self.optimizers)) else "begin"
 
     def _follow_steps(self) -> None:
@@ -320,12 +326,10 @@ class Tail:
         result: Sequence[torch.Tensor],
         params: Sequence[Any],
     ) -> Outcome:
-        remaining = [*result]
-        n = len(self.optimizers)
+        remaining, n = [*result], len(self.optimizers)
         skips: list[bool | torch.Tensor] = [False] * n
         founds = tail_inputs["founds"]
-        may_skip = tail_inputs["scale"] is not None or tail_inputs["judged"]
-        if may_skip:
+        if tail_inputs["scale"] is not None or tail_inputs["judged"]:
             skips, remaining = [*remaining[:n]], remaining[n:]
         for k, optimizer in enumerate(self.optimizers):
             # a scheduler wraps the step, and checks that the wrapper was called

@@ -17,7 +17,10 @@ from fuseopt.storage.packing import full_precision, packed_in
 from tests import ROOT
 from tests.storage.reference import Params, give_grads, params_of
 
-ROOMS = tuple(str(ROOT / "fuseopt" / room) + "/" for room in ("storage", "offload"))
+ROOMS = (
+    *(str(ROOT / "fuseopt" / room) + "/" for room in ("storage", "offload")),
+    str(ROOT / "fuseopt" / "tails" / "led_packed.py"),
+)
 
 
 class CutOff:
@@ -61,6 +64,17 @@ def blocks(params: Params) -> Any:
     return fuseopt.compile(make, storage=fuseopt.Storage("8bit/64", least=0))
 
 
+class Tailed:
+    """An optimizer with packed state, stepped by its tail."""
+
+    def __init__(self, params: Params) -> None:
+        self.optimizer = blocks(params)
+        self.step = fuseopt.tail(self.optimizer, clip_grad_norm=1.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
 def fp32(params: Params) -> Any:
     return MasterOptimizer(params, torch.optim.AdamW, storage="bf16")
 
@@ -70,10 +84,10 @@ def split(params: Params) -> Any:
 
 
 def dtype_of(make: Any) -> torch.dtype:
-    return torch.float32 if make in (packed, blocks) else torch.bfloat16
+    return torch.bfloat16 if make in (fp32, split) else torch.float32
 
 
-@pytest.mark.parametrize("make", [packed, blocks, fp32, split])
+@pytest.mark.parametrize("make", [packed, blocks, Tailed, fp32, split])
 def test_an_interrupt_leaves_no_tensor_without_memory(make: Any) -> None:
     dtype = dtype_of(make)
     params = params_of(18, dtype=dtype)

@@ -31,10 +31,13 @@ class _Stages:
         instrs, elements = v.instrs, set(v.code)
         self.common = uniform(instrs, elements)
         self.level: dict[int, int] = {}
+        used = {x for x, _ in v.stores}
         waits: dict[int, None] = {}
         for x in v.code:
             instr = instrs[x]
-            inside = [a for a in instr.args if a in elements]
+            args = instr.args if instr.op not in FOLDS else (_folded(v, x)[1],)
+            used.update(args)
+            inside = [a for a in args if a in elements]
             varying = [a for a in inside if a not in self.common]
             ends = instr.op in ("first", *FOLDS) and bool(varying)
             before = (self.level[a] for a in inside)
@@ -44,12 +47,14 @@ class _Stages:
                 waits.update((a, None) for a in late if ends or instrs[a].op != "tail")
         self.waiting = {x: len(v.slots) + k for k, x in enumerate(waits)}
         self.count = max(self.level.values(), default=0) + 1
+        #: sizes that nothing reads but a fold, which takes them itself
+        self.unread = elements - used
 
     def part(self, v: Variant, k: int) -> Variant | None:
         """Stage k as a variant, whose last slots are arrays; None if it is empty."""
         own = [x for x in v.code if self.level[x] == k and x not in self.common]
         loaded = {a for x in v.instrs if x.op == "spread" for a in x.args}
-        own = [x for x in own if x not in loaded]
+        own = [x for x in own if x not in loaded | self.unread]
         stores = [
             (x, s)
             for x, s in v.stores
@@ -89,6 +94,18 @@ class _Stages:
 
     def _stored_in(self, v: Variant, x: int) -> int:
         return self.level.get(x, 0)
+
+
+def _folded(v: Variant, x: int) -> tuple[str, int]:
+    """Return the C++ function of a fold or `first`, and the instruction with its
+    operands. The largest size is that of numbers of any sign, so that no array keeps
+    their sizes.
+    """
+    instr = v.instrs[x]
+    (a,) = instr.args
+    if instr.op == "block_largest" and v.instrs[a].op == "abs":
+        return "block_largest_size", v.instrs[a].args[0]
+    return instr.op, a
 
 
 class Blocks:
@@ -206,12 +223,12 @@ class Blocks:
                 value = cpp_load(instr.dtype, f"p{slot}[block]")
                 lines.append(f"const {kind} x{x} = {value};")
             elif instr.op in ("first", *FOLDS):
-                (a,) = instr.args
-                value = self.w.name(a)
+                op, a = _folded(v, x)
+                value = self.w.name(instr.args[0])
                 if a in self.stages.waiting:
                     array = f"p{self.stages.waiting[a]}"
                     loaded = cpp_load(instr.dtype, f"{array}[0]")
-                    value = loaded if instr.op == "first" else f"{instr.op}({array}, n)"
+                    value = loaded if op == "first" else f"{op}({array}, n)"
                 lines.append(f"const {kind} x{x} = {value};")
             elif (instr.op, instr.dtype) in LIBRARY:
                 lines += self.w.call_once(x)
