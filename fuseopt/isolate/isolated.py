@@ -92,10 +92,8 @@ class OptimizerCompiler:
 
     def _release_compiled(self) -> None:
         self.compiled.clear()
-        self.leader.release()
-        self.whole.release()
-        self.shards.release()
-        self.unfused.release()
+        for part in (self.leader, self.whole, self.shards, self.unfused):
+            part.release()
         if self.packed_step is not None:
             self.packed_step.release()
         self.compilations.forget()
@@ -112,8 +110,7 @@ class OptimizerCompiler:
         if self.packed_step is not None:
             self.packed_step.start_anew(self.options)
         self.race = self._raced()
-        self.again = AGAIN
-        self.retries = Retries()
+        self.again, self.retries = AGAIN, Retries()
 
     def _new_led(self) -> LedOptimizer:
         return LedOptimizer(self.function, self.options, self.compilations.reports)
@@ -204,17 +201,8 @@ class OptimizerCompiler:
         with self.lock:
             self.follow(optimizer)
             leader = self.leader
-            (
-                leader.force_lanes,
-                leader.bucket_proof,
-                leader.kept,
-                leader.recent.params_differ,
-            ) = (
-                True,
-                bucket_proof,
-                kept,
-                True,
-            )
+            leader.force_lanes = leader.recent.params_differ = True
+            leader.bucket_proof, leader.kept = bucket_proof, kept
             if leader.refusal or leader.step(optimizer, self.lead):
                 return leader.refusal or None
             return leader.refusal
@@ -270,23 +258,19 @@ class OptimizerCompiler:
             if alone and traces:
                 with self.lock:
                     refusal = self.packed_step.step(optimizer, self.lead)
-            return (
-                None
-                if refusal is None
-                else self._left(optimizer, args, kwargs, refusal)
-            )
+            if refusal is None:
+                return None
+            return self._left(optimizer, args, kwargs, refusal)
         if alone and traces:
             with self.lock:
-                leader, whole = self.leader, self.whole
-                if not self.shards.plain and self.shards.wants(optimizer):
+                leader, whole, shards = self.leader, self.whole, self.shards
+                if not shards.plain and shards.wants(optimizer):
                     return self._on_shards(optimizer)
                 led = leader.wants(optimizer)
                 if led and leader.step(optimizer, self.lead):
                     return None
                 # the user may have replaced a plain parameter by a DTensor
-                if (leader.refusal or not led) and self.shards.wants(
-                    optimizer, anew=True
-                ):
+                if (leader.refusal or not led) and shards.wants(optimizer, anew=True):
                     return self._on_shards(optimizer)
                 if whole.limited and self.retries.due(len(self.compilations.reports)):
                     whole = self.whole = WholeStep(self.function)

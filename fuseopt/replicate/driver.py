@@ -112,8 +112,7 @@ class LedOptimizer:
         # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         # the last call ended normally; the one before it compiled nothing
-        self._completed = True
-        self._steady = False
+        self._completed, self._steady = True, False
 
     def shadow_of_all(self) -> Any:
         """Return a shadow of the optimizer with all lanes, for a rehearsal."""
@@ -162,9 +161,7 @@ class LedOptimizer:
         its gradient; nothing was done.
         """
         while True:
-            call = StepCall(
-                optimizer, NOTHING, given=given, tail_arguments=tail_arguments
-            )
+            call = StepCall(optimizer, NOTHING, True, given, tail_arguments)
             try:
                 if self._attempt(call, make):
                     return True
@@ -180,12 +177,10 @@ class LedOptimizer:
             else:
                 self._start_anew()
                 if self.counters and not self.refusal.endswith(UNLIKE):  # find the line
-                    self.refusal = (
-                        prove(self.function, optimizer).refusal or self.refusal
-                    )
-                log.info(
-                    "%s is traced whole: %s", type(optimizer).__name__, self.refusal
-                )
+                    proof = prove(self.function, optimizer)
+                    self.refusal = proof.refusal or self.refusal
+                name = type(optimizer).__name__
+                log.info("%s is traced whole: %s", name, self.refusal)
                 return False
             self._start_anew()
             self.refusal = ""
@@ -260,9 +255,8 @@ class LedOptimizer:
             # if the step itself raises this, the whole step raises it again
             self._completed = True
             reason = str(error).strip().partition("\n")[0]
-            self.refusal = (
-                f"a few lanes cannot be traced: {type(error).__name__}: {reason}"
-            )
+            kind = type(error).__name__
+            self.refusal = f"a few lanes cannot be traced: {kind}: {reason}"
         finally:
             # the next call reads `compiled_nothing` of this one; release the rest
             call.optimizer, call.found, call.given = None, NOTHING, None
@@ -271,9 +265,7 @@ class LedOptimizer:
         return False
 
     def _cut_off(self, steady: bool) -> None:
-        """Compare nothing with the last call, which an exception ended. `steady`: that
-        call compiled nothing.
-        """
+        """Forget the last call, cut off by an exception; `steady`: without compiling."""
         self.state_guard.forget()
         if not steady:
             self._start_anew()
@@ -306,8 +298,7 @@ class LedOptimizer:
         shadow = trace.refreshed(optimizer, self.state_guard.epoch)
         if trace.compiled is None:
             trace.compiled = make(backend_of(self))
-        shadow.clean = False
-        self.stepped = None
+        shadow.clean, self.stepped = False, None
         begun = self.pending.start(call.tail_arguments.launches_before)
         traced = len(trace.steps)
         try:
@@ -341,8 +332,7 @@ class LedOptimizer:
 
     def _look(self, optimizer: Any) -> CallTensors | None:
         """Set `lanes` to matching recent ones; return their tensors, or None."""
-        if self.recent.helper is None:
-            self.recent.helper = self.helper
+        self.recent.helper = self.recent.helper or self.helper
         record = self.state_guard.struct, self.call.given
         lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
         if lanes is not None and lanes is not self.lanes:
@@ -455,6 +445,5 @@ class LedOptimizer:
     def allow(self, proof: Proof) -> None:
         """Raise LanesDiffer if a proof does not hold for these lanes."""
         reshaped = self.lanes is not None and self.lanes.reshaped()
-        refusal = proof.why_not(reshaped, self.task.parts)
-        if refusal:
+        if refusal := proof.why_not(reshaped, self.task.parts):
             raise LanesDiffer(refusal)

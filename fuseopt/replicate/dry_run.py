@@ -184,10 +184,8 @@ class _Calls(compat.DISPATCH_MODE):  # type: ignore[misc]
     def _constant(self, t: torch.Tensor) -> torch.Tensor:
         if t.numel() > 64 or t.device.type != "cpu":
             raise LanesDiffer("the step uses a tensor constant")
-        self._new(
-            t,
-            TensorIdentity(-1, ("constant", t.dtype, t.shape, repr(t.tolist())), True),
-        )
+        name = "constant", t.dtype, t.shape, repr(t.tolist())
+        self._new(t, TensorIdentity(-1, name, True))
         return t
 
     # ---------------------------------------------------------------- names

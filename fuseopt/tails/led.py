@@ -27,6 +27,7 @@ from ..replicate.tail_arguments import StaleTailInputs, TailArguments
 from ..replicate.worth import FEW_OF_TAIL, many_lanes
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
+from .columns import columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
 from .models import ModelUpdate
@@ -299,10 +300,8 @@ class LedTail:
         params: Tensors,
         grads: Tensors,
     ) -> tuple[torch.Tensor, ...] | None:
-        columns, cells = (
-            columns_of(tail_inputs, params),
-            self._cells(tail_inputs, params),
-        )
+        columns = columns_of(tail_inputs, params)
+        cells = self._cells(tail_inputs, params)
         n_averages = len(tail_inputs["averages"])
         columns[n_averages:n_averages] = self._of_models(tail_inputs["models"], params)
         if self.table is not None and cells:
@@ -418,48 +417,3 @@ class LedTail:
 
     def _representatives(self, form: TailPlan) -> LedOptimizer:
         return self.compiling.leader(form)
-
-
-def columns_of(tail_inputs: Mapping[str, Any], params: Tensors) -> list[Tensors]:
-    """Return the columns of averages and copies, each with a tensor for each parameter.
-    Raises LanesDiffer if they are not of all parameters in their order.
-    """
-    columns = []
-    for averages, source in (*tail_inputs["averages"], *tail_inputs["copies"]):
-        if len(source) != len(params) or not all(map(is_, source, params)):
-            raise LanesDiffer("an average does not cover all parameters in their order")
-        columns.append(averages)
-    return columns
-
-
-def dtypes_beside(
-    params: Tensors, columns: Sequence[Tensors]
-) -> list[Mapping[torch.dtype, torch.dtype]]:
-    """Return for each column its dtype for each dtype of parameters. Raises LanesDiffer
-    if there is more than one.
-    """
-    dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype]] = []
-    for column in columns:
-        pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
-        dtypes = dict(pairs)
-        if len(dtypes) < len(pairs):
-            raise LanesDiffer("averages of parameters of one dtype have several dtypes")
-        dtypes_of_columns.append(dtypes)
-    return dtypes_of_columns
-
-
-def shared_of(
-    tail_inputs: Mapping[str, Any], factors: Factors, device: torch.device
-) -> list[Any]:
-    """Return the arguments that all lanes share, in the order of `TailPlan`."""
-    shared = [tail_inputs["divisor"], factors.unscales, factors.clips]
-    limit = tail_inputs["max_value"]
-    if limit is not None:
-        shared += [limit] if isinstance(limit, torch.Tensor) else [limit, -limit]
-    shared += tail_inputs["adaptive"] or ()
-    shared += [
-        decay if isinstance(decay, torch.Tensor) else 1 - decay
-        for decay in tail_inputs["decays"]
-    ]
-    shared += [x.number.to(device) for x in tail_inputs["models"]]
-    return [x for x in (*shared, factors.skip) if x is not None]

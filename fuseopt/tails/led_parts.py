@@ -24,9 +24,10 @@ from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
 from ..replicate.tail_arguments import TailArguments
 from ..shards.local import LocalOptimizer, part_of
+from .columns import columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
-from .led import MAX_FORMS, TailPlan, columns_of, dtypes_beside, shared_of
+from .led import MAX_FORMS, TailPlan
 from .part_norm import PartNorm
 from .totals import NO_FACTORS, Factors
 

@@ -203,10 +203,8 @@ class Tail:
         if self._fused.repeats and average is not None:
             asked = asked_of(self)
             if may_last(tail_inputs, asked):
-                strangers = self._order.strangers(params)
-                self._steady = TailRecord(
-                    asked, average, tail_inputs, params, strangers
-                )
+                options = asked, average, tail_inputs, params
+                self._steady = TailRecord(*options, self._order.strangers(params))
         return self._fused_outcome(tail_inputs, result, params)
 
     @property

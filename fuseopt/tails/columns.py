@@ -1,0 +1,59 @@
+"""Columns beside the lanes of a led tail: averages, copies, and shared inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+from ..inputs.keys import LanesDiffer
+from .totals import Factors
+
+Tensors = list[torch.Tensor]
+
+
+def columns_of(tail_inputs: Mapping[str, Any], params: Tensors) -> list[Tensors]:
+    """Return the columns of averages and copies, each with a tensor for each parameter.
+    Raises LanesDiffer if they are not of all parameters in their order.
+    """
+    columns = []
+    for averages, source in (*tail_inputs["averages"], *tail_inputs["copies"]):
+        if len(source) != len(params) or not all(map(is_, source, params)):
+            raise LanesDiffer("an average does not cover all parameters in their order")
+        columns.append(averages)
+    return columns
+
+
+def dtypes_beside(
+    params: Tensors, columns: Sequence[Tensors]
+) -> list[Mapping[torch.dtype, torch.dtype]]:
+    """Return for each column its dtype for each dtype of parameters. Raises LanesDiffer
+    if there is more than one.
+    """
+    dtypes_of_columns: list[Mapping[torch.dtype, torch.dtype]] = []
+    for column in columns:
+        pairs = {(p.dtype, t.dtype) for p, t in zip(params, column, strict=True)}
+        dtypes = dict(pairs)
+        if len(dtypes) < len(pairs):
+            raise LanesDiffer("averages of parameters of one dtype have several dtypes")
+        dtypes_of_columns.append(dtypes)
+    return dtypes_of_columns
+
+
+def shared_of(
+    tail_inputs: Mapping[str, Any], factors: Factors, device: torch.device
+) -> list[Any]:
+    """Return the arguments that all lanes share, in the order of `TailPlan`."""
+    shared = [tail_inputs["divisor"], factors.unscales, factors.clips]
+    limit = tail_inputs["max_value"]
+    if limit is not None:
+        shared += [limit] if isinstance(limit, torch.Tensor) else [limit, -limit]
+    shared += tail_inputs["adaptive"] or ()
+    shared += [
+        decay if isinstance(decay, torch.Tensor) else 1 - decay
+        for decay in tail_inputs["decays"]
+    ]
+    shared += [x.number.to(device) for x in tail_inputs["models"]]
+    return [x for x in (*shared, factors.skip) if x is not None]
