@@ -265,7 +265,7 @@ class LedOptimizer:
         return False
 
     def _cut_off(self, steady: bool) -> None:
-        """Forget the last call, cut off by an exception; `steady`: without compiling."""
+        """Forget the last call, which was cut off; `steady`: it compiled nothing."""
         self.state_guard.forget()
         if not steady:
             self._start_anew()
