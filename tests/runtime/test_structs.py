@@ -22,10 +22,10 @@ STRUCTS: dict[str, tuple[str, Any]] = {
     "Library": (header("prelude"), LibraryStruct),
     "Table": (header("prelude"), TableStruct),
     "Functions": (library.TEXT, library.Functions),
-    "Known": (library.TEXT, library.TensorRecord),
-    "Held": (library.TEXT, library.ContainerRecord),
-    "Lanes": (library.TEXT, library.LaneRecord),
-    "Parts": (library.TEXT, library.PartRecord),
+    "TensorRecord": (library.TEXT, library.TensorRecord),
+    "ContainerRecord": (library.TEXT, library.ContainerRecord),
+    "LaneRecord": (library.TEXT, library.LaneRecord),
+    "PartRecord": (library.TEXT, library.PartRecord),
 }
 
 
