@@ -109,7 +109,7 @@ def judge(name: str, lanes: int, way: Any) -> str:
         return outcome()
 
 
-@pytest.mark.family(30)
+@pytest.mark.family(90)
 @pytest.mark.parametrize(("name", "lanes", "way"), CASES)
 def test_scenario(name: str, lanes: int, way: str) -> None:
     assert "Dynamo gave no graph" not in judge(name, lanes, WAYS[way])

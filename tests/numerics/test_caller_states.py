@@ -54,7 +54,7 @@ KINDS_AND_WAYS = [
 ]
 
 
-@pytest.mark.family(100)
+@pytest.mark.family(300)
 @pytest.mark.parametrize("lanes", [4, 18])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("state", STATES)

@@ -9,7 +9,7 @@ import pytest
 from tests.numerics.fuzz_events import differences
 
 
-@pytest.mark.family(10)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_what_a_user_does_between_steps(seed: int) -> None:
     with warnings.catch_warnings():

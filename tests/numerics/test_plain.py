@@ -209,7 +209,7 @@ def warm_up(name: str, form: str, way: str, **options: Any) -> Tensor:
     return p.detach()
 
 
-@pytest.mark.family(10)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "Adafactor"])

@@ -114,6 +114,7 @@ CASES = [
 ]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("name", "dtype", "shapes"), CASES)
 def test_eager_bits_over_many_steps(
     name: str, dtype: torch.dtype, shapes: Shapes

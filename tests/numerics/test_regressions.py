@@ -729,6 +729,7 @@ def test_several_loops_of_pairs_in_a_function(dtype: torch.dtype) -> None:
     against_eager(step, lambda: [torch.full((37,), 0.5, dtype=dtype) for _ in "pg"])
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(5, 37), (130, 140), (128, 128, 2)])
 def test_only_results_of_a_reduction_ask_for_the_tail(

@@ -150,7 +150,7 @@ def of_torch(name: str) -> tuple[dict[str, Any], list[str]]:
     return options, [STATE, USUAL] if name == "SGD" else [USUAL]
 
 
-@pytest.mark.family(30)
+@pytest.mark.family(90)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ELEVEN)

@@ -91,6 +91,7 @@ class Pair:
                 assert same_bits(value, state[key]), f"state {i} {key}"
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [4, 18])
 @pytest.mark.parametrize("kind", ["fp32", "split"])
 @pytest.mark.parametrize("name", CASES)
@@ -107,6 +108,7 @@ def test_bits(name: str, kind: str, n: int) -> None:
     assert max(x.bytes_per_element for x in bodies) == size
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("storage", ["bf16", "bf16-stochastic"])
 @pytest.mark.parametrize("kind", ["fp32", "split"])
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
@@ -117,6 +119,7 @@ def test_bits_with_packed_state(name: str, kind: str, storage: str) -> None:
     assert fuseopt.reports()[-1].fallback == ""
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [4, 18])
 @pytest.mark.parametrize("storage", [None, "bf16"])
 @pytest.mark.parametrize("kind", ["fp32", "split"])

@@ -215,6 +215,7 @@ def test_errors_of_replays(
         assert alike(fused.held(), twin.held())
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("refused", [0, 1])
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "capturable"])
 def test_errors_between_the_graphs_of_two_devices(

@@ -94,6 +94,7 @@ def test_a_format_that_has_no_blocks(name: Any) -> None:
     assert "storage" in refusal(name)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("name", ["8bit/64", "8bit-unsigned/64", "fp8-e5m2/64"])
 def test_state_that_is_not_finite(name: str, value: float) -> None:

@@ -76,6 +76,7 @@ def run(
     return optimizer
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [4, 24])
 @pytest.mark.parametrize("storage", ["bf16", "fp16", "bf16-stochastic"])
 @pytest.mark.parametrize("name", EVERY)

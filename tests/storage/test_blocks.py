@@ -57,6 +57,7 @@ def run(
     return optimizer
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [4, 24])
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "ADOPT", "AdEMAMix", "RMSprop"])
 @pytest.mark.parametrize("storage", EVERY)
@@ -92,6 +93,7 @@ def test_gradients_may_be_missing() -> None:
     run(ADAMW, "8bit/64", 21, steps=10, missing=3)
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("storage", FORMATS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chunks_and_threads_change_no_bit(threads: int, storage: str) -> None:

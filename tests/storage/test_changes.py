@@ -228,6 +228,7 @@ def saved() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("target", [*KINDS, WIDE])
 @pytest.mark.parametrize("source", [*KINDS, WIDE])
 def test_each_format_is_loaded_into_each(source: str, target: str, saved: Any) -> None:

@@ -48,7 +48,7 @@ class Pair:
         assert_same(self.reference, self.theirs, self.mine, self.compiled)
 
 
-@pytest.mark.family(12)
+@pytest.mark.family(36)
 @pytest.mark.parametrize("n", [3, 18])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("value", hung.VALUES)
@@ -72,6 +72,7 @@ def test_a_value_beside_the_states_of_parameters(
         pair.same()
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("n", [3, 18])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", [collections.OrderedDict, collections.defaultdict])

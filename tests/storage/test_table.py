@@ -108,6 +108,7 @@ class Both:
         return parts[""]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(("name", "storage"), TABLE)
 def test_bits_launches_and_bytes(name: str, storage: str, tmp_path: Path) -> None:
     make, launches, states = OPTIMIZERS[name]

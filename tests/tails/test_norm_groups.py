@@ -92,6 +92,7 @@ def test_the_step_of_a_tail_scales_what_it_reads(dtype: torch.dtype) -> None:
     assert launches == [1, 1]
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize("many", [1, 5])
 @pytest.mark.parametrize(
     "more",

@@ -26,6 +26,7 @@ def test_the_classes_of_errors_are_found() -> None:
     assert "Graph" not in found
 
 
+@pytest.mark.family(3)
 @pytest.mark.parametrize(
     ("code", "kind", "text"),
     [
