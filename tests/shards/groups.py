@@ -91,19 +91,21 @@ def of_all(norm: torch.Tensor, norm_type: float) -> float:
     return exact
 
 
+def round_of(here: Here | Spread, limit: float, kind: float) -> torch.Tensor:
+    """Give gradients and clip them, without a warning; the norm, which is checked."""
+    here.give()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norm = fuseopt.clip_grad_norm_(here.every, limit, kind, norm_groups=here.groups)
+    of_all(norm, kind)
+    return norm
+
+
 def clipped(norm_type: str = "2") -> None:
     """`clip_grad_norm_` in three rounds; the gradients are those of torch's scaling."""
-    here, groups = Here(), None
-    kind = float(norm_type)
-    groups = here.groups
+    here, kind = Here(), float(norm_type)
     for turn in range(3):
-        here.give()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            norm = fuseopt.clip_grad_norm_(
-                here.every, 0.5 + turn, kind, norm_groups=groups
-            )
-        of_all(norm, kind)
+        norm = round_of(here, 0.5 + turn, kind)
         got = [p.grad.clone() for p in here.every]
         here.give()
         torch.nn.utils.clip_grads_with_norm_(here.every, 0.5 + turn, norm)
@@ -197,15 +199,8 @@ WHOLES = {"dense": (6, 5), "norm": (5,)}
 def spread(norm_type: str = "2") -> None:
     """`clip_grad_norm_` of DTensors beside plain tensors."""
     here, kind = Spread(), float(norm_type)
-    groups = here.groups
     for turn in range(3):
-        here.give()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            norm = fuseopt.clip_grad_norm_(
-                here.every, 0.5 + turn, kind, norm_groups=groups
-            )
-        of_all(norm, kind)
+        norm = round_of(here, 0.5 + turn, kind)
         got = [p.grad for p in here.every]
         here.give()
         for g, p in zip(got, here.every, strict=True):
