@@ -48,7 +48,10 @@ class LedPacked(LedTail):
         return leader
 
     def _done(
-        self, leader: LedOptimizer, tail_arguments: TailArguments, ahead: NormLaunch
+        self,
+        leader: LedOptimizer,
+        tail_arguments: TailArguments,
+        norm_launch: NormLaunch,
     ) -> tuple[torch.Tensor, ...] | None:
         packed_step = self.packs.packed_step
         assert packed_step is not None
@@ -56,5 +59,5 @@ class LedPacked(LedTail):
         with self.packs.lock:
             packed_step.kept.pack_new(self.optimizer)
             return packed_step.around(
-                self.optimizer, lambda: done(leader, tail_arguments, ahead)
+                self.optimizer, lambda: done(leader, tail_arguments, norm_launch)
             )
