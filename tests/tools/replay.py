@@ -114,7 +114,8 @@ def watch(recorder: Recorder) -> Iterator[Callable[[], None]]:
             for name in ("position", "row", "rows", "start", "geometry", "strided")
         }
         lines = [f"{name}: {value}" for name, value in words.items()]
-        recorder.note("table", "\n".join([*lines, f"symbols: {own.symbols}"]))
+        places = own.symbols and own.symbols.places
+        recorder.note("table", "\n".join([*lines, f"symbols: {places}"]))
 
     yield wrap(pipeline, "schedule", scheduled)
     yield wrap(cpp_kernel.CppTarget, "render", rendered)

@@ -75,7 +75,7 @@ class Chunks:
         functions = []
         if self.w.element_stores:
             functions += [self.w.element(), *self.main_element(), self.w.general()]
-            functions.append(self.flat())
+            functions += [] if self.crowded else [self.flat()]
         functions.append(self.variant())
         return [*functions, self.packed()] if packs else functions
 
@@ -124,11 +124,14 @@ class Chunks:
         ]
         lines = []
         if w.element_stores:
-            lines += ["", *self.checks(), *self.loop(), f"if layout == {FLAT}:"]
-            lines += indent(over_lines(f"flat{self.n}(", [*self.of_flat, "BLOCK"], ")"))
-            lines.append("elif end < count:")
+            lines += ["", *self.checks(), *self.loop()]
+            flat = over_lines(f"flat{self.n}(", [*self.of_flat, "BLOCK"], ")")
+            if not self.crowded:
+                lines += [f"if layout == {FLAT}:", *indent(flat)]
+            lines.append("if end < count:" if self.crowded else "elif end < count:")
+            size = "2 * REST" if self.crowded else "REST"
             rest = [x if x != "begin" else "end" for x in w.rest]
-            lines += indent(over_lines(f"general{self.n}(", [*rest, "REST"], ")"))
+            lines += indent(over_lines(f"general{self.n}(", [*rest, size], ")"))
         return w.shell([*lines, *w.ticket()], [], early)
 
     def loads(self, left: str, place: Mapping[int, str]) -> list[str]:
@@ -211,7 +214,9 @@ class Chunks:
 
         It loads number by number, half as many at a time as the main path, and four
         times as many as the general one. All of them would take more registers than the
-        main path (AdamW 167 instead of 147); half take no more.
+        main path (AdamW 167 instead of 147); half take no more. If the chunks are
+        crowded, even half do (Adan in bfloat16 174 instead of 168): there, the general
+        path takes these lanes, at twice its numbers at a time.
         """
         w = self.w
         slots = w.element_slots
