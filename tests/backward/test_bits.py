@@ -100,6 +100,7 @@ def test_autocast_around_a_backward() -> None:
         pair.check()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled() -> None:
     pair = Pair(adamw)
     torch.manual_seed(0)
@@ -126,6 +127,7 @@ def test_torch_s_fused_kernels_are_replaced() -> None:
     assert handle.param_groups[0]["fused"]
 
 
+@pytest.mark.slow
 def test_all_buckets_share_one_program(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +187,7 @@ def in_groups(m: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_groups_and_what_is_set_in_them(build: Any) -> None:
     pair = Pair(build, groups=in_groups)
@@ -199,7 +201,7 @@ def test_groups_and_what_is_set_in_them(build: Any) -> None:
         pair.both(change)
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [adamw, momentum, lion])
 def test_parameters_without_a_gradient(build: Any) -> None:
     """Blocks that a forward leaves out: their buckets do not fill."""
@@ -219,7 +221,7 @@ def test_parameters_without_a_gradient(build: Any) -> None:
         pair.step()
 
 
-@pytest.mark.family(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_frozen_and_freed_between_steps(build: Any) -> None:
     def freeze(m: Any, numbers: Any) -> None:
@@ -235,6 +237,7 @@ def test_frozen_and_freed_between_steps(build: Any) -> None:
             pair.step()
 
 
+@pytest.mark.slow
 def test_frozen_when_it_was_made() -> None:
     """And the only ones that are trained later."""
 
@@ -268,6 +271,7 @@ def test_accumulation(build: Any) -> None:
         pair.step()
 
 
+@pytest.mark.slow
 def test_what_was_accumulated_for_other_parameters_is_stepped_as_well() -> None:
     pair = Pair(momentum)
     pair.step()
@@ -277,6 +281,7 @@ def test_what_was_accumulated_for_other_parameters_is_stepped_as_well() -> None:
     pair.step()
 
 
+@pytest.mark.slow
 def test_step_steps_what_was_accumulated() -> None:
     pair = Pair(adamw)
     with pair.handle.accumulate():
@@ -310,7 +315,7 @@ def test_a_closure() -> None:
         pair.check()
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [adamw, momentum])
 def test_load_state_dict_in_the_middle(build: Any) -> None:
     """From eager to in backward and back, and a state of the past."""
@@ -330,6 +335,7 @@ def test_load_state_dict_in_the_middle(build: Any) -> None:
         pair.step()
 
 
+@pytest.mark.slow
 def test_add_param_group() -> None:
     pair = Pair(adamw)
     pair.step()
@@ -346,6 +352,7 @@ def test_add_param_group() -> None:
         pair.step()
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_backward() -> None:
     """Buckets that were stepped are stepped; the rest keeps its gradients."""
     pair = Pair(momentum)
@@ -377,6 +384,7 @@ def test_an_exception_in_a_backward() -> None:
         pair.step()
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_kept() -> None:
     """A second backward of what does not read parameters; each steps."""
 
@@ -394,6 +402,7 @@ def test_a_graph_that_is_kept() -> None:
         pair.check()
 
 
+@pytest.mark.slow
 def test_checkpoints() -> None:
     pair = Pair(adamw)
     for m in (pair.theirs, pair.mine):
@@ -404,6 +413,7 @@ def test_checkpoints() -> None:
         pair.step()
 
 
+@pytest.mark.slow
 def test_gradients_that_autograd_does_not_accumulate() -> None:
     """torch.autograd.grad steps nothing, and neither do inputs that leave all out."""
     pair = Pair(adamw)
@@ -415,6 +425,7 @@ def test_gradients_that_autograd_does_not_accumulate() -> None:
     pair.check()
 
 
+@pytest.mark.slow
 def test_inputs_of_a_backward() -> None:
     pair = Pair(adamw, 300)
     for k in range(4):
@@ -445,6 +456,7 @@ def test_random_buckets() -> None:
             again.step()
 
 
+@pytest.mark.slow
 def test_other_dtypes_in_one_model() -> None:
     def of() -> Any:
         made = model(2)
@@ -501,6 +513,7 @@ def test_state_that_is_replaced(told: str) -> None:
             pair.step()
 
 
+@pytest.mark.slow
 def test_where_steps_are_told_to_run_as_they_are() -> None:
     pair = Pair(adamw)
     pair.step()

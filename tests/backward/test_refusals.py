@@ -433,6 +433,7 @@ def test_a_parameter_that_is_read_after_its_step() -> None:
     handle.close()
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """In eager, with its bits, and the user is told; or an error, if that is wished."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
@@ -464,6 +465,7 @@ def test_two_for_one_parameter() -> None:
     assert not first.state
 
 
+@pytest.mark.slow
 def test_a_group_that_is_refused_is_not_added() -> None:
     """It stayed in the optimizer, which then refused each backward."""
     net, other = model(1), model(1)
@@ -486,6 +488,7 @@ def test_a_copy_of_a_model_is_stepped_by_nobody() -> None:
     assert not handle.state
 
 
+@pytest.mark.slow
 def test_it_is_closed() -> None:
     pair = Pair(adamw)
     with pair.handle as handle:
@@ -499,6 +502,7 @@ def test_it_is_closed() -> None:
     pair.check()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_it_is_dropped() -> None:
     net = model(2)
     handle = fuseopt.in_backward(net, adamw)
@@ -517,6 +521,7 @@ def test_nothing_is_left_when_it_is_dropped() -> None:
     assert [x() for x in params] == [None] * len(params)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_state_when_another_is_loaded() -> None:
     net = model(3)
     handle = fuseopt.in_backward(net, adamw, buckets="layer")
@@ -544,6 +549,7 @@ def test_no_gradient_is_kept() -> None:
     assert handle.state
 
 
+@pytest.mark.slow
 def test_threads_that_train_models_of_their_own() -> None:
     pairs = [Pair(build) for build in (adamw, momentum, adamw)]
     for pair in pairs:
@@ -568,6 +574,7 @@ def test_threads_that_train_models_of_their_own() -> None:
         pair.check()
 
 
+@pytest.mark.slow
 def test_two_optimizers_of_one_model() -> None:
     """Each has its own parameters, in one backward."""
     nets = [model(3), model(3)]

@@ -362,7 +362,7 @@ def same(a: Any, b: Any) -> bool:
 WAYS = [("torch.compile", 3), ("fuseopt.compile", 3), ("fuseopt.compile", 16)]
 
 
-@pytest.mark.family(40)
+@pytest.mark.family(120)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.filterwarnings("ignore")

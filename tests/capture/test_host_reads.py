@@ -201,6 +201,7 @@ def test_adafactor_is_one_graph(way: Any, foreach: bool, dtype: torch.dtype) -> 
     assert torch._dynamo.config.capture_scalar_outputs is False
 
 
+@pytest.mark.slow
 def test_adafactor_is_verified_and_explained() -> None:
     params = make_params([(4, 3), (5,)])
     opt = torch.optim.Adafactor(params)

@@ -213,7 +213,7 @@ CASES: list[Turn] = [
 ]
 
 
-@pytest.mark.family(10)
+@pytest.mark.family(40)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize("turn", CASES, ids=lambda f: f.__name__)

@@ -265,7 +265,7 @@ def beside(change: Change, make: Callable[[Any], Any]) -> None:
         assert not unlike, (turn, unlike)
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 def test_a_change_between_calls(change: Change) -> None:

@@ -153,7 +153,7 @@ def swapped(lanes: int, what: str) -> tuple[list[Any], bool]:
     return [bits(p) for p in model.parameters()], swaps
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(16)
 @pytest.mark.usefixtures("swaps")
 @pytest.mark.filterwarnings("ignore:fuseopt")
 @pytest.mark.parametrize("lanes", SIZES)

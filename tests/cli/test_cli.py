@@ -89,6 +89,7 @@ def test_a_cache_that_others_may_write_is_told(home: Path) -> None:
     assert "chmod" in found.remedy
 
 
+@pytest.mark.slow
 def test_a_cache_is_listed_and_cleared(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_cache_is_listed_and_cleared(
     assert answer(capsys, "cache", "ls")[1]["kernels"] == []
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt", "build", "Held.made"])
 def test_an_optimizer_of_a_file_is_explained(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -155,6 +156,7 @@ def test_a_wrong_command_line_has_a_status_of_its_own() -> None:
     assert left.value.code == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
     command = f"{sys.executable} -m fuseopt cache ls | head -c 1"
     done = subprocess.run(

@@ -161,7 +161,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES[:2])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 def test_steps_of_numbers_of_every_kind(

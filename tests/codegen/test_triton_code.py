@@ -162,6 +162,7 @@ def test_other_nvidia_gpus(gpu: str, dtype: torch.dtype, folder: str) -> None:
     check_nvidia("AdamW", dtype, gpu, folder)
 
 
+@pytest.mark.slow
 def test_float16(folder: str) -> None:
     check_nvidia("AdamW", F16, "sm_90", folder)
 

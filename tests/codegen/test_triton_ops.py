@@ -72,7 +72,7 @@ def test_every_op_has_the_bits_of_cpp(dtype: torch.dtype, compilers: Compilers) 
     assert differences(OPS, compilers, *numbers(dtype)) == []
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
 def test_integers_have_the_bits_of_cpp(
     dtype: torch.dtype, compilers: Compilers

@@ -196,7 +196,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.family(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_race_is_seen(name: str, tmp_path: Path) -> None:
     make, edit = BROKEN[name]

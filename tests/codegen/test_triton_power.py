@@ -265,7 +265,7 @@ def texts(sim: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("name", ON_HOST)
 def test_what_eager_takes_on_the_host_takes_no_power_on_the_device(texts, name):
     """No `powf`, and no other function of the library: they come as numbers."""

@@ -135,6 +135,7 @@ def test_one_multiplication_would_not_do(helpers: ModuleType) -> None:
     assert not same(x * (np.float32(1) / d), x / d)
 
 
+@pytest.mark.slow
 def test_mantissas_of_bfloat16_are_tried(helpers: ModuleType) -> None:
     import torch
 

@@ -396,6 +396,7 @@ def _many(n: int) -> list[torch.nn.Parameter]:
     return parameters(shapes=((5, 3), (7,), ()) * (n // 3) + ((2,),) * (n % 3))
 
 
+@pytest.mark.slow
 def test_text_knows_neither_lanes_nor_shapes_nor_hyperparameters() -> None:
     few = replace(ADAMW, make=lambda: _many(3))
     text = _text(few)

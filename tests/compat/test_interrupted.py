@@ -165,6 +165,7 @@ def test_nothing_is_left(run: Callable[[], None]) -> None:
         assert places(patches._changes) == places(known)
 
 
+@pytest.mark.slow
 def test_a_first_step_after_an_interrupt_is_compiled() -> None:
     """The hooks that were half put are all there in the next trace."""
     import torch

@@ -42,7 +42,7 @@ def built() -> tuple[list[Any], Optimizer]:
     return params, SGD(groups, lr=0.1, momentum=0.9)
 
 
-@pytest.mark.family(7)
+@pytest.mark.family(21)
 @pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("way", [own, bound, within, tail])
 def test_one_parameters_momentum_begins_anew_once(way: Step, place: int) -> None:

@@ -56,20 +56,20 @@ def test_the_list_of_names_sees_what_it_should() -> None:
         assert path in paths
 
 
-@pytest.mark.family(60)
+@pytest.mark.slow
 @pytest.mark.parametrize("paths", parts(looked_up()), ids=lambda x: x[0])
 def test_a_name_that_is_gone(paths: list[str]) -> None:
     assert came_to(paths) == dict.fromkeys(paths, "ok")
 
 
-@pytest.mark.family(90)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SIGNATURES, FEW))
 def test_a_signature_that_is_another(first: int) -> None:
     things = [f"takes:{i}" for i in range(first, first + FEW)]
     assert came_to(things) == dict.fromkeys(things, "ok")
 
 
-@pytest.mark.family(40)
+@pytest.mark.slow
 @pytest.mark.parametrize("names", parts(PATCHES), ids=lambda x: x[0])
 def test_a_hook_that_raises(names: list[str]) -> None:
     things = [f"raises:{name}" for name in names]

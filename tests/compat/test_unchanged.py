@@ -126,7 +126,7 @@ def test_importing_changes_nothing() -> None:
     looked("import fuseopt, fuseopt.backend; fuseopt.backend.fuseopt")
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -143,6 +143,7 @@ def test_compiling_and_stepping_change_nothing(kind: str) -> None:
     looked(f"from tests.compat import kinds; kinds.run({kind!r})")
 
 
+@pytest.mark.slow
 def test_an_error_in_a_trace_leaves_nothing() -> None:
     looked(
         """
@@ -169,6 +170,7 @@ def test_an_error_in_a_trace_leaves_nothing() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_trace_leaves_nothing() -> None:
     """Also one within Dynamo's own bookkeeping, which never says that it has ended."""
     looked(
@@ -221,6 +223,7 @@ def test_hooks_are_in_force_within_a_trace_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_another_threads_trace_waits_and_sees_torch() -> None:
     """While fuseopt traces, another thread that compiles for another backend waits."""
     looked(
@@ -254,6 +257,7 @@ def test_another_threads_trace_waits_and_sees_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_method_that_is_exchanged_is_put_back() -> None:
     """torch.compile of a bound step exchanges one method for the time of that call."""
     looked(

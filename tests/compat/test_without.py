@@ -29,7 +29,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(40)
 @pytest.mark.parametrize("kind", COMPILED)
 def test_with_all_there(kind: str) -> None:
     reports = kinds.run(kind)
@@ -37,7 +37,7 @@ def test_with_all_there(kind: str) -> None:
     assert not any(report.lacks for report in reports)
 
 
-@pytest.mark.family(12)
+@pytest.mark.family(36)
 @pytest.mark.parametrize("kind", kinds.NAMES)
 def test_with_all_off(kind: str) -> None:
     with compat.switches.without("all"):
@@ -46,7 +46,7 @@ def test_with_all_off(kind: str) -> None:
         assert report.launches or report.fallback or report.kernels == []
 
 
-@pytest.mark.family(240)
+@pytest.mark.family(3120)
 @pytest.mark.parametrize("kind", kinds.NAMES)
 @pytest.mark.parametrize("name", CAPABILITIES)
 def test_with_one_off(name: str, kind: str) -> None:
@@ -63,7 +63,7 @@ FLOOR = (
 )
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @knows_lerp
 @pytest.mark.parametrize("kind", FLOOR)
 def test_the_floor_is_one_launch(kind: str) -> None:

@@ -70,7 +70,7 @@ def test_the_same_text_in_a_fresh_process(target: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"{name}: the same text" for name in kernels]
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(32)
 @pytest.mark.parametrize("name", [*OF_TORCH, *PAPERS])
 def test_every_kind_of_graph(name: str, tmp_path: Path, capsys: Any) -> None:
     folder = dumped(tmp_path, optimizer(name))
@@ -109,6 +109,7 @@ def test_tensors_of_other_kinds_are_made_up(
     assert "the bits of the reference" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_kernels_run_in_a_fresh_process(tmp_path: Path) -> None:
     done = repro(dumped(tmp_path, torch.optim.AdamW(params())), "--run")
     assert done.returncode == 0, done.stderr
@@ -131,6 +132,7 @@ def test_what_cannot_run_alone_is_told(tmp_path: Path, capsys: Any) -> None:
     assert "between its kernels the graph calls aten.addmm" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_where_it_differs(tmp_path: Path) -> None:
     folder = dumped(tmp_path, torch.optim.AdamW(params()))
     kernel = folder / "kernel0.cpp"

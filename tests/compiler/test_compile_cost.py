@@ -303,7 +303,7 @@ def test_a_build_that_fails_is_told_once(
     assert not any(torch.equal(p, b) for p, b in zip(params, before, strict=True))
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_first_step_does_not_import_inductor(way: str) -> None:
     """Dynamo would, to ask which gradients Inductor captured in a graph."""

@@ -27,7 +27,7 @@ def run(
     return optimizer
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("name", ELEVEN)
 def test_one_launch_for_three_parameters_and_two_groups(name: str) -> None:
     params = make_params([(3,), (4, 5), (2, 2), (7,)])
@@ -90,6 +90,7 @@ def test_one_launch_with_two_dtypes(name: str) -> None:
         assert report.kernels[0].variants == 2 + (name in COUNTERS_APART)
 
 
+@pytest.mark.slow
 def test_other_shapes_and_hyperparameters_build_nothing() -> None:
     run(make_params([(3, 4)] * 3), "AdamW")
     text = fuseopt.reports()[0].kernels[0].source

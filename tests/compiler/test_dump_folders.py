@@ -79,7 +79,7 @@ def ended(process: subprocess.Popen[bytes]) -> str:
     return told
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "variables"),
     [

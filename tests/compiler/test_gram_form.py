@@ -133,6 +133,7 @@ def test_products_are_counted() -> None:
     assert pair.report.alone == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["led", "missing"])
 def test_lanes_and_gradients_that_are_missing(way: str) -> None:
     shapes = [(12, 40)] * (18 if way == "led" else 3)
@@ -170,6 +171,7 @@ def test_what_others_read_is_made() -> None:
     assert pair.report.algorithms == ["Gram form: 4 of [12, 40], 2 iterations"]
 
 
+@pytest.mark.slow
 def test_matrices_that_are_not_wide_and_halves_are_left() -> None:
     pair = Pair(LoopMuon, [(12, 20)] * 2, torch.float64, numerics="fast")
     near(pair)

@@ -103,7 +103,7 @@ def of_fuseopt(caught: list[warnings.WarningMessage]) -> list[str]:
     return [t for t in texts if "internal error" in t]
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(32)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_error_costs_one_warning(
@@ -138,7 +138,7 @@ def test_whatever_it_is(name: str, phase: str, monkeypatch: pytest.MonkeyPatch) 
         pair.step(3)
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(32)
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_fallback_error_raises_and_nothing_is_written(
@@ -156,7 +156,7 @@ def test_fallback_error_raises_and_nothing_is_written(
     assert all(map(torch.equal, pair.mine, before))
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(16)
 @pytest.mark.parametrize("way", ["torch.compile", "fuseopt.compile"])
 @pytest.mark.parametrize("phase", [p for p in PHASES if p != "decide"])
 def test_an_error_at_a_later_call(
@@ -178,6 +178,7 @@ def test_an_error_at_a_later_call(
     pair.step(2)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_led_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is traced whole, and compiled."""
     monkeypatch.setattr(led_step, "extend", raising(KeyError(26)))

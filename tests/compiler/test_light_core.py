@@ -120,6 +120,7 @@ def test_a_page_is_a_text_with_the_sources(bare: None, tmp_path: Path) -> None:
     assert "2 launches a step" in read(cell).text
 
 
+@pytest.mark.slow
 def test_a_page_without_colours(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

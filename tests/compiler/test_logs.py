@@ -58,6 +58,7 @@ def test_the_variable(asked: str, tmp_path: Path) -> None:
         assert (text in printed) == (asked in ("+fuseopt", name)), name
 
 
+@pytest.mark.slow
 def test_an_unknown_name_is_said_at_once(tmp_path: Path) -> None:
     """By torch, when it is imported: it is not taken for a log that stays empty."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_LOGS": "+fuseopt.nothing"}
@@ -91,6 +92,7 @@ def test_nothing_is_logged_unasked(caplog: pytest.LogCaptureFixture) -> None:
     assert [r for r in caplog.records if r.name.startswith("fuseopt")] == []
 
 
+@pytest.mark.slow
 def test_torchs_own_debugging_writes_a_dump(tmp_path: Path) -> None:
     said(tmp_path, TORCH_COMPILE_DEBUG="1")
     (kernel,) = tmp_path.glob("torch_compile_debug/*/fuseopt/step0/kernel0.cpp")
@@ -103,6 +105,7 @@ def test_the_variable_is_torchs(said: str) -> None:
     assert not resolve(None, None, {"TORCH_COMPILE_DEBUG": said}).compile_debug
 
 
+@pytest.mark.slow
 def test_the_trace_of_torch_has_what_was_compiled(tmp_path: Path) -> None:
     """As tlparse reads it: a line of JSON with the name, then the text, indented."""
     said(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))

@@ -324,6 +324,7 @@ def test_a_dump_that_cannot_be_written(
     assert all(r.dump_dir is None and r.launches == 1 for r in fuseopt.reports())
 
 
+@pytest.mark.slow
 def test_a_dump_on_a_full_disk(tmp_path: Path) -> None:
     """Files of no more than 100 bytes: the folder can be made, what it holds cannot."""
     program = f"""

@@ -146,6 +146,7 @@ def test_what_runs_is_in_order() -> None:
     assert "4 times" in text
 
 
+@pytest.mark.slow
 def test_no_network_and_no_lanes(tmp_path: Path) -> None:
     """As large for 200 lanes as for 20, and without a link to elsewhere."""
     sizes = []

@@ -115,7 +115,7 @@ def test_a_mixed_graph_in_eager_parts_has_eagers_bits(name: str) -> None:
     assert "before: eager" in str(report) or "after: eager" in str(report)
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("name", MIXED)
 def test_a_mixed_graph_in_inductors_parts(name: str) -> None:
     function, sides = MIXED[name]

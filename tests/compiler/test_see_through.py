@@ -209,7 +209,7 @@ def test_two_that_hold_one_tensor() -> None:
     assert not any(r.fallback for r in fuseopt.reports())
 
 
-@pytest.mark.family(15)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of graphs that Dynamo ends
 def test_what_depends_on_contents_is_eagers() -> None:
     compared(Asks, momentum)

@@ -175,7 +175,7 @@ def run(program: str) -> str:
 WAYS = [("torch.compile", 3), ("fuseopt.compile", 3), ("fuseopt.compile", 16)]
 
 
-@pytest.mark.family(20)
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "lanes"), WAYS)
 @pytest.mark.parametrize("what", ["all", "later"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,7 +202,7 @@ def make(way: str, lanes: int, part: bool) -> tuple[list[torch.Tensor], object, 
     return params, optimizer, fuseopt.compile(optimizer).step
 
 
-@pytest.mark.family(30)
+@pytest.mark.family(60)
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
 @pytest.mark.parametrize("what", ["param", "grad", "state"])
 @pytest.mark.parametrize("when", [0, 1, 2])

@@ -55,6 +55,7 @@ def test_equal_bits_in_one_launch() -> None:
     assert found.differences == found.told == ()
 
 
+@pytest.mark.slow
 def test_a_function_with_a_model_of_its_own() -> None:
     def make() -> Optimizer:
         model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.LayerNorm(4))
@@ -80,6 +81,7 @@ def test_shapes_that_an_optimizer_takes() -> None:
     assert "'NoneType'" in found.left_out[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["parameter", "state", "group"])
 def test_an_ulp_that_a_step_adds_is_found(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +117,7 @@ def test_an_ulp_that_a_step_adds_is_found(
     assert found.differences[0].startswith(names[where])
 
 
+@pytest.mark.slow
 def test_a_comparison_that_sees_nothing_proves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_comparison_that_sees_nothing_proves_nothing(
     assert "did not see a tensor that was moved by an ulp" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_control_in_another_tensor_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -295,6 +299,7 @@ def test_one_that_begins_elsewhere_each_time_is_seen() -> None:
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["verify", "torch.optim:SGD", "--steps", "6", "--json"]
     more = ["--dtype", "float32", "bfloat16", "--set", "lr=0.1", "momentum=0.9"]

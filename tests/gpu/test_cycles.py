@@ -36,6 +36,7 @@ def test_a_step_is_no_faster_than_its_bytes(card: str, kind: str) -> None:
         assert seconds(SIZES, worse, rate) > time
 
 
+@pytest.mark.slow
 def test_the_table_has_what_make_gpu_measures() -> None:
     rows = table().splitlines()[2:]
     assert {row.split("|")[1].strip() for row in rows} == {*PROFILES, *LARGE}

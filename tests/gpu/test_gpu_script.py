@@ -58,7 +58,7 @@ def test_each_section_runs_to_its_end_on_the_cpu(name):
     assert all(isinstance(line, str) for line in lines)
 
 
-@pytest.mark.family(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "launches", "host", "tuning"])
 def test_a_section_that_measures_on_the_simulated_accelerator(name, sim):
     """As on a GPU: streams, captures, counters of the CPU beside parameters there."""
@@ -91,6 +91,7 @@ def _measured_on_the_simulated(name):
     assert not any("FAILED" in line for line in section.summary(done))
 
 
+@pytest.mark.slow
 def test_a_step_in_tritons_interpreter():
     pytest.importorskip("triton")
     place = Place("interpreter", tiny=True)
@@ -100,7 +101,7 @@ def test_a_step_in_tritons_interpreter():
     assert done[case["name"]]["launches"][-1] == 1
 
 
-@pytest.mark.family(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_what_goes_on_around_a_step(name, sim):
     """Each on the simulated accelerator, as on a GPU; it has graphs and two devices."""
@@ -134,6 +135,7 @@ def test_parameters_are_dense_unless_they_are_to_be_awkward():
         assert sum(not is_dense(p) for p in awkward) == 2
 
 
+@pytest.mark.slow
 def test_a_capture_that_failed_fails_its_case(monkeypatch, sim):
     def broken(*_):
         raise RuntimeError("no graph today")
@@ -230,6 +232,7 @@ def tool(tmp_path, monkeypatch, name, text, code=0):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
 
+@pytest.mark.slow
 def test_what_compute_sanitizer_says(tmp_path, monkeypatch):
     name = "compute-sanitizer"
     tool(tmp_path, monkeypatch, name, "done\n========= ERROR SUMMARY: 0 errors")
@@ -257,6 +260,7 @@ def test_a_tool_that_is_refused_did_not_fail(name, case, text, tmp_path, monkeyp
     assert done[case]["not_run"] == f"not run: {text.splitlines()[-1]}"
 
 
+@pytest.mark.slow
 def test_the_step_that_tools_watch_runs():
     done = tools._run([], "bfloat16", 33, CPU)
     assert done.stdout.strip() == "done", done.stderr
@@ -315,6 +319,7 @@ def run(*sections, seconds=20.0):
     return time.monotonic() - begin
 
 
+@pytest.mark.slow
 def test_a_case_that_kills_its_process_or_hangs_costs_no_other():
     cases = [{"name": n, n: True} for n in ("first", "dies", "second", "hangs", "last")]
     tried = section("tried", cases, cap=1.0)
@@ -329,6 +334,7 @@ def test_a_case_that_kills_its_process_or_hangs_costs_no_other():
     assert taken < 20
 
 
+@pytest.mark.slow
 def test_the_deadline_is_kept_and_says_what_was_not_run():
     slow = section("slow", [{"name": n, "hangs": n == "b"} for n in "abc"])
     taken = run(slow, seconds=1.5)
@@ -349,6 +355,7 @@ def test_those_that_measure_take_turns():
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
+@pytest.mark.slow
 def test_who_is_ready_measures_though_another_prepares_for_ever():
     cases = [{"name": str(i), "alone": True} for i in range(2)]
     timed = section("timed", cases, processes=2)
@@ -358,6 +365,7 @@ def test_who_is_ready_measures_though_another_prepares_for_ever():
     assert slow.state == "out of time"
 
 
+@pytest.mark.slow
 def test_a_profiler_that_is_refused_loses_no_time_that_was_measured(monkeypatch):
     from bench.gpu import profiled, steps
 
@@ -383,6 +391,7 @@ def test_cases_are_shared_by_weight():
 # ---------------------------------------------------------------- the script
 
 
+@pytest.mark.slow
 def test_the_file_the_table_and_a_section_that_cannot_start(
     tmp_path, monkeypatch, capfd
 ):

@@ -344,7 +344,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_of_real_optimizers(name: str) -> None:
     torch._dynamo.reset()

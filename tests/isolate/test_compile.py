@@ -87,6 +87,7 @@ def launches() -> list[int]:
 # ---------------------------------------------------------------- isolation
 
 
+@pytest.mark.slow
 def test_ten_optimizers_of_a_class_stay_compiled() -> None:
     pairs = [Pair() for _ in range(10)]
     for _ in range(2):
@@ -135,6 +136,7 @@ def test_dynamos_reset_is_survived() -> None:
     pair.step()
 
 
+@pytest.mark.slow
 def test_threads_step_an_optimizer_each() -> None:
     pairs = [Pair("Adam") for _ in range(4)]
     failed: list[BaseException] = []
@@ -310,6 +312,7 @@ def test_steps_that_torch_disables_are_refused_in_one_sentence() -> None:
         assert "step" not in vars(opt)
 
 
+@pytest.mark.slow
 def test_disabled_steps_are_known_in_a_fresh_process() -> None:
     """torch marks them when it compiles its first function, not before."""
     code = (
@@ -322,7 +325,7 @@ def test_disabled_steps_are_known_in_a_fresh_process() -> None:
     assert done.stdout.strip() == "refused", done.stderr
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "take",
     [
@@ -454,6 +457,7 @@ def test_the_profiler_names_the_step() -> None:
 # ---------------------------------------------------------------- state
 
 
+@pytest.mark.slow
 def test_state_dicts_are_the_same_and_load_any_number_of_times() -> None:
     pair = Pair()
     pair.step()

@@ -121,7 +121,7 @@ QUICK = (
 )
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("name", QUICK)
 def test_it_runs_as_before_once_that_is_removed(name: str) -> None:
     with beside.quiet():

@@ -303,6 +303,7 @@ def test_copies_are_plain() -> None:
     twin.step()
 
 
+@pytest.mark.slow
 def test_where_torch_has_no_such_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo then compiles the step as any other function."""
     monkeypatch.setattr(bound_steps, "owner_of", lambda function: None)

@@ -83,7 +83,7 @@ def build():
 '''
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("way", PATHS)
 @pytest.mark.parametrize("rates", [RATES, ODD], ids=["plain", "odd"])
 @pytest.mark.parametrize("lanes", [3, 18])

@@ -37,6 +37,7 @@ class AsksToo(Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] * rate)
 
 
+@pytest.mark.slow
 def test_a_model_is_told_that_it_is_compiled() -> None:
     model = Asks()
     x = torch.ones(2, 3)

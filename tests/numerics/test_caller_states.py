@@ -54,7 +54,7 @@ KINDS_AND_WAYS = [
 ]
 
 
-@pytest.mark.family(300)
+@pytest.mark.family(600)
 @pytest.mark.parametrize("lanes", [4, 18])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("state", STATES)
@@ -72,7 +72,7 @@ def test_products_in_autocast(when: str, way: str) -> None:
     assert not any(r.fallback for r in fuseopt.reports())
 
 
-@pytest.mark.family(24)
+@pytest.mark.family(48)
 @pytest.mark.parametrize("lanes", [4, 6, 18, 34])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("when", WHEN)

@@ -93,7 +93,7 @@ def train(way: str, n: int, kind: Any, dtype: torch.dtype) -> tuple[list[Any], i
     return seen, len(session.reports) - known
 
 
-@pytest.mark.family(90)
+@pytest.mark.family(450)
 @pytest.mark.parametrize("n", [4, 18])
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize("of", ["rate", "counter"])

@@ -86,6 +86,7 @@ def test_any_number_of_matrices_and_shapes(matrices: int, shapes: int) -> None:
     assert sum(b.calls for b in pair.report.batches) <= 15 * shapes
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("make", [muon, LoopMuon])
 def test_autocast_around_the_step(make: Any) -> None:
     """Products below autocast are batched as others; each state is its own program."""
@@ -103,6 +104,7 @@ def test_autocast_around_the_step(make: Any) -> None:
     pair.check()
 
 
+@pytest.mark.slow
 def test_single_calls_below_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is refused at a call makes its single calls below autocast too."""
     pair = Pair(LoopMuon, [(32, 48)] * 4)
@@ -118,6 +120,7 @@ def test_single_calls_below_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(muon, marks=SLOW), LoopMuon])
 @pytest.mark.parametrize("shapes", [pytest.param(LED, marks=SLOW), WHOLE])
 def test_default_options(make: Any, shapes: Shapes) -> None:
@@ -139,6 +142,7 @@ def test_default_options(make: Any, shapes: Shapes) -> None:
         assert differences(one, plain, two, compiled) == []
 
 
+@pytest.mark.slow
 def test_gradients_of_other_layouts() -> None:
     """A transposed gradient, and one that is a part of a larger matrix."""
     pair = Pair(LoopMuon, WHOLE)
@@ -190,6 +194,7 @@ def test_every_matrix_without_numbers(number: float) -> None:
         pair.check()
 
 
+@pytest.mark.slow
 def test_vectors_and_empty_matrices_beside_batches() -> None:
     """They stay alone, each with its reason, and the others are batched."""
     odd = [(1, 16)] * 2 + [(16, 1)] * 2 + [(0, 16)] * 2

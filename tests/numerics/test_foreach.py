@@ -12,7 +12,7 @@ from tests.steps import CASES, DTYPES, ELEVEN, Twins, name_of
 from tests.versions import one_counter_for_all
 
 
-@pytest.mark.family(40)
+@pytest.mark.family(120)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_five_steps_are_eagers_bits(
@@ -78,7 +78,7 @@ def test_fast_numerics_stay_close() -> None:
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(12)
 @pytest.mark.parametrize(
     "name",
     [

@@ -77,7 +77,7 @@ def begun_later(p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
     p.sub_(p.grad * group["lr"])
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(18)
 @pytest.mark.parametrize("lanes", [1, 3, 24])
 @pytest.mark.parametrize("way", ["own", "bound"])
 @pytest.mark.parametrize("build", [doubled, begun_later, "LAMB"])

@@ -87,7 +87,7 @@ def run(name: str, optimizer: str, tensor: bool, foreach: bool) -> None:
         assert (report.launches, report.externs, report.fallback) == (1, [], "")
 
 
-@pytest.mark.family(8)
+@pytest.mark.family(32)
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize(("optimizer", "tensor"), [("SGD", False), ("Adam", True)])
 def test_a_schedule_compiles_nothing_anew(

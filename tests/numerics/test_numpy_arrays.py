@@ -55,7 +55,7 @@ READS = {
 }
 
 
-@pytest.mark.family(24)
+@pytest.mark.family(120)
 @pytest.mark.parametrize("lanes", [3, 18])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", READS)

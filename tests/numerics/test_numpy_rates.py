@@ -322,7 +322,7 @@ def made(use: Callable[..., None]) -> type[Optimizer]:
     return type(use.__name__, (Rated,), {"use": use})
 
 
-@pytest.mark.family(12)
+@pytest.mark.family(72)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("way", WAYS_IN)
 @pytest.mark.parametrize("use", ALIKE, ids=lambda use: use.__name__)
@@ -351,7 +351,7 @@ def test_any_other_use_runs_in_eager_and_is_named(
     assert any("numpy.float64" in r.fallback for r in reports)
 
 
-@pytest.mark.family(36)
+@pytest.mark.family(180)
 @pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("way", WAYS_IN)
 @pytest.mark.parametrize("use", [*ALIKE, *UNLIKE], ids=lambda use: use.__name__)

@@ -81,7 +81,7 @@ def test_no_case_is_missing() -> None:
     assert forms == {"foreach", "for-loop", "differentiable"}
 
 
-@pytest.mark.family(22)
+@pytest.mark.family(44)
 @pytest.mark.parametrize("case", picked(), ids=repr)
 def test_one_input_of_each_form_in_every_dtype(case: Case) -> None:
     one_launch(case, FEW)

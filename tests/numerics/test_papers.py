@@ -32,6 +32,7 @@ def test_elementwise_optimizers_are_one_launch(
     one_launch_each()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "second", "bound"), INEXACT, ids=name_of)
 def test_optimizers_with_a_function_of_a_library(
     kind: type[Optimizer], second: dict[str, Any], bound: float

@@ -237,7 +237,7 @@ CAPTURABLE = [
 ]
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("form", ["for-loop", "foreach"])
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_capturable_keeps_its_own_bits(name: str, form: str) -> None:
@@ -248,6 +248,7 @@ def test_capturable_keeps_its_own_bits(name: str, form: str) -> None:
 # ---------------------------------------------------------------- other backends
 
 
+@pytest.mark.slow
 def test_other_backends_get_what_dynamo_gives_them() -> None:
     seen: list[torch.fx.GraphModule] = []
 
@@ -300,7 +301,7 @@ class Branching(torch.optim.Optimizer):
                     p.neg_()
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("lanes", "way"), [(2, "step"), (20, "optimizer")])
 def test_both_ways_of_a_branch_on_a_number(lanes: int, way: str) -> None:
     """One graph, whatever the counters are, and each lane goes its own way."""

@@ -114,7 +114,7 @@ CASES = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(("name", "dtype", "shapes"), CASES)
 def test_eager_bits_over_many_steps(
     name: str, dtype: torch.dtype, shapes: Shapes
@@ -151,6 +151,7 @@ def test_matrices_that_are_decomposed_now_and_then(
     assert any(r.batches for r in fuseopt.reports()[pair.seen :])
 
 
+@pytest.mark.slow
 def test_fifteen_calls_a_shape() -> None:
     """48 matrices in three shapes: torch's Muon makes 720 calls of ATen for them."""
     shapes = [(32, 64)] * 16 + [(64, 32)] * 16 + [(40, 40)] * 16
@@ -207,6 +208,7 @@ def test_matrices_of_one_row_or_column_and_empty_ones() -> None:
     assert any(x.reason == "an empty product" for x in pair.report.alone)
 
 
+@pytest.mark.slow
 def test_a_matrix_that_is_given_another_shape() -> None:
     pair = Pair(LoopMuon, WHOLE)
     pair.run(2)
@@ -223,6 +225,7 @@ def test_a_matrix_that_is_given_another_shape() -> None:
     pair.run(3)
 
 
+@pytest.mark.slow
 def test_large_groups_are_several_calls() -> None:
     size = 3 * 32 * 48 * 4
     pair = Pair(LoopMuon, WHOLE + [(32, 48)] * 3, batch_bytes=size)
@@ -242,6 +245,7 @@ def test_where_bits_would_differ_there_are_single_calls(
     assert sum(x.calls for x in pair.report.alone) == pair.calls() == 6 * 15
 
 
+@pytest.mark.slow
 def test_other_circumstances_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found for one number of threads does not hold for another."""
     pair = Pair(LoopMuon, WHOLE)
@@ -268,6 +272,7 @@ class Scaled(LoopMuon):
         p.add_(torch.addmm(x, x, x.mT, beta=group["momentum"], alpha=group["lr"]))
 
 
+@pytest.mark.slow
 def test_scales_that_become_zero_or_one() -> None:
     pair = Pair(Scaled, [(16, 16)] * 4)
     pair.run(2)

@@ -175,7 +175,7 @@ def test_no_elements_and_one() -> None:
         check(step, torch.zeros(2), torch.zeros(0, 3), torch.tensor(value))
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_tails_are_those_of_each_call(dtype: torch.dtype, threads: int) -> None:

@@ -879,6 +879,7 @@ def test_whole_numbers_that_a_step_reads_have_no_negative_zero(number: Any) -> N
         against_eager(step, lambda: [torch.ones(4), torch.full((4,), -0.25)])
 
 
+@pytest.mark.slow
 def test_a_step_that_only_counts() -> None:
     """It has no graph: what the models of its lanes count was written to all lanes."""
 
@@ -904,7 +905,7 @@ def _expanded(state: Any, p: Any) -> None:
     state["rows"] = torch.zeros_like(p).expand(2, *p.shape)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("rest", [0, 1])
 @pytest.mark.parametrize("more", [_seen_again, _held_twice, _expanded])
 def test_new_state_that_shares_memory_and_is_not_yet_used(more: Any, rest: int) -> None:

@@ -316,7 +316,7 @@ ASKED: dict[str, tuple[Callable[[float, int], Any], list[float]]] = {
 }
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(36)
 @pytest.mark.filterwarnings("ignore:fuseopt:RuntimeWarning")  # text is made in eager
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize("name", ASKED)
@@ -461,6 +461,7 @@ def test_many_lanes_that_few_lead() -> None:
     assert "they stand for" in report.traced
 
 
+@pytest.mark.slow
 def test_two_optimizers_in_threads() -> None:
     """Each trace has symbols of its own."""
 

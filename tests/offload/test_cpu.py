@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fuseopt.offload import CPUOffloadOptimizer
@@ -12,6 +13,7 @@ from tests import ROOT
 from tests.storage.reference import give_grads, params_of
 
 
+@pytest.mark.slow
 def test_on_a_simulated_device() -> None:
     command = [sys.executable, "-m", "tests.offload.on_device"]
     result = subprocess.run(

@@ -91,7 +91,7 @@ class Pair:
                 assert same_bits(value, state[key]), f"state {i} {key}"
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(24)
 @pytest.mark.parametrize("n", [4, 18])
 @pytest.mark.parametrize("kind", ["fp32", "split"])
 @pytest.mark.parametrize("name", CASES)
@@ -119,7 +119,7 @@ def test_bits_with_packed_state(name: str, kind: str, storage: str) -> None:
     assert fuseopt.reports()[-1].fallback == ""
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(15)
 @pytest.mark.parametrize("n", [4, 18])
 @pytest.mark.parametrize("storage", [None, "bf16"])
 @pytest.mark.parametrize("kind", ["fp32", "split"])
@@ -197,6 +197,7 @@ def test_a_plain_state_dict_is_loaded() -> None:
         assert optimizer.state[q]["step"] == plain.state[p]["step"] + 1
 
 
+@pytest.mark.slow
 def test_groups_and_schedules() -> None:
     pair = Pair(torch.optim.AdamW, "split")
     optimizers = pair.reference.optimizer, pair.optimizer

@@ -153,6 +153,7 @@ def on_another_target() -> None:
     assert len(fuseopt.reports()) == 2
 
 
+@pytest.mark.slow
 def test_on_another_target() -> None:
     """In Triton's interpreter, which a process has from its start or not at all."""
     code = f"from {__name__} import on_another_target; on_another_target()"
@@ -221,7 +222,7 @@ def test_a_late_first_gradient(build: Any) -> None:
     assert len(fuseopt.reports()) <= 3
 
 
-@pytest.mark.family(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", EVERY)
 def test_a_call_that_fails_leaves_no_first_state(build: Any) -> None:
     """State that late lanes would get is not the optimizer's before all is launched."""
@@ -312,7 +313,7 @@ class Change:
                     state[key] = value.double()
 
 
-@pytest.mark.family(15)
+@pytest.mark.family(30)
 @pytest.mark.parametrize("build", EVERY)
 @pytest.mark.parametrize("change", [x for x in vars(Change) if not x.startswith("_")])
 def test_what_changes_between_steps(build: Any, change: str, counts: Counts) -> None:

@@ -185,6 +185,7 @@ def test_a_step_that_writes_what_has_no_gradient() -> None:
         pair.step(some(rng, 20))
 
 
+@pytest.mark.slow
 def test_state_that_comes_late() -> None:
     """The first gradient of a parameter comes in call 12; of another one in call 20."""
     pair, rng = Pair("SGD", 18), random.Random(3)
@@ -218,6 +219,7 @@ def test_gradients_that_lie_otherwise(made: Counts) -> None:
     assert made.both() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdamW", "Counted"])
 def test_what_is_left_out_may_change(name: str) -> None:
     """Memory, state, `requires_grad` and gradients of lanes that take no part."""
@@ -238,6 +240,7 @@ def test_what_is_left_out_may_change(name: str) -> None:
         pair.step(missing if turn < 18 else missing - {2, 5, 9})
 
 
+@pytest.mark.slow
 def test_an_interrupt_between_two_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """While rows are told to take part, or not: the next call tells all of them."""
     from fuseopt.runtime.cpp.table import CppTable

@@ -321,7 +321,7 @@ def test_a_copy_is_a_plain_optimizer(way: str) -> None:
     pair.step()
 
 
-@pytest.mark.family(5)
+@pytest.mark.family(10)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("way", ["led", "whole", "unlike"])
 def test_an_optimizer_dies_with_its_last_reference(
@@ -445,6 +445,7 @@ def test_lanes_that_only_look_alike(kind: Any, why: str) -> None:
     pair.step(2)
 
 
+@pytest.mark.slow
 def test_a_global_table_changes_later() -> None:
     pair = Pair(ByGlobalTable)
     pair.step(3)

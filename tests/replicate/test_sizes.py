@@ -70,6 +70,7 @@ def test_one_element_is_no_size() -> None:
     led(4, len(sizes))
 
 
+@pytest.mark.slow
 def test_gradients_of_other_strides_are_another_kind() -> None:
     pair = Pair("SGD", [(4, 4), (5, 5), (6, 6)] * 4)
     pair.step()

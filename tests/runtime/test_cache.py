@@ -114,6 +114,7 @@ def test_a_missing_checksum_is_built_again(folder: Path) -> None:
     assert again.builds == 1
 
 
+@pytest.mark.slow
 def test_two_processes_build_a_kernel_once(folder: Path) -> None:
     found = [answers(p)[0] for p in [process(folder, 9) for _ in range(3)]]
     assert [a[0] for a in found] == [9] * 3
@@ -322,6 +323,7 @@ def test_a_stuck_lock_costs_its_time_once(
     assert len(warnings_of(caplog.text)) == 1
 
 
+@pytest.mark.slow
 def test_a_live_build_is_not_swept(folder: Path, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.write_text(
@@ -361,7 +363,7 @@ def test_what_was_left_long_ago_is_swept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills", [12, pytest.param(60, marks=pytest.mark.slow)], ids=str
+    "kills", [4, pytest.param(60, marks=pytest.mark.slow)], ids=str
 )
 def test_what_killed_builds_leave_is_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int

@@ -259,6 +259,7 @@ def test_copies_of_the_optimizer_step_alone(how: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(t.params, kept, strict=True))
 
 
+@pytest.mark.slow
 def test_a_dropped_optimizer_is_collected() -> None:
     params = make_params(SHAPES)
     optimizer = make("AdamW", params)
@@ -274,6 +275,7 @@ def test_a_dropped_optimizer_is_collected() -> None:
     assert state() is None, "the compiled step keeps state alive"
 
 
+@pytest.mark.slow
 def test_autograd_sees_the_write() -> None:
     """A backward through weights that a step changed must fail, as in eager."""
     p = torch.nn.Parameter(torch.ones(3))
@@ -299,6 +301,7 @@ def test_the_same_parameter_object_in_two_optimizers() -> None:
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
 
 
+@pytest.mark.slow
 def test_verify_mode_passes_and_finds_a_wrong_bit() -> None:
     t = Twins("AdamW", SHAPES, backend_options={"verify": True})
     for _ in range(2):

@@ -180,6 +180,7 @@ def test_hyperparameters_are_live(
     assert len(fuseopt.reports()) == compiled
 
 
+@pytest.mark.slow
 def test_clipping_by_the_total_norm_is_replayed_with_it(sim: ModuleType) -> None:
     """Kernels with memory in between; `max_norm` is live, the norm the caller's."""
     shapes = ((17, 5), (40,))
@@ -293,6 +294,7 @@ def test_no_garbage_is_collected_within_a_capture(
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_an_optimizer_after_another_is_captured_too(sim: ModuleType) -> None:
     """The pool of graphs that are all gone is not used again: torch forbids it."""
     for _ in range(3):
@@ -305,6 +307,7 @@ def test_an_optimizer_after_another_is_captured_too(sim: ModuleType) -> None:
         gc.collect()
 
 
+@pytest.mark.slow
 def test_two_optimizers_share_a_pool_and_one_goes(sim: ModuleType) -> None:
     first, second = replaying(SimTwins(SGD)), replaying(SimTwins(PLAIN))
     pools = {g.pool() for r in session.graphs.replays for g in graphs_of(r)}
@@ -358,6 +361,7 @@ def test_one_launch_is_captured_only_if_asked_for(sim: ModuleType) -> None:
     assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_two_launches_are_captured_unasked(sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, cudagraphs="auto")
     for _ in range(3):
@@ -452,6 +456,7 @@ def test_random_numbers_are_drawn_after_a_broken_capture(
     assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_in_a_capture_breaks_nothing(sim: ModuleType) -> None:
     twins = SimTwins(LAMB, SINGLE)
     for _ in range(4):
@@ -596,6 +601,7 @@ def test_graphs_go_with_their_optimizer(
     assert len(made) == 0
 
 
+@pytest.mark.slow
 def test_graphs_go_with_a_reset(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -766,6 +772,7 @@ def test_captures_of_the_users_follow_each_other(sim: ModuleType) -> None:
         assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_more_steps_in_captures_than_there_is_memory_for_are_refused(
     sim: ModuleType,
 ) -> None:
@@ -796,6 +803,7 @@ def test_more_steps_in_captures_than_there_is_memory_for_are_refused(
     assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_a_number_of_the_host_meets_a_reduction(sim: ModuleType) -> None:
     """Adafactor's rate follows a counter on the CPU and the norm of its update."""
     twins = SimTwins(

@@ -132,7 +132,7 @@ class Begun(torch.optim.Optimizer):
                     p.sub_(p.grad * state["scale"].sum() * state["sizes"])
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("device", ["sim:0", "sim", None])
 @pytest.mark.parametrize("data", [0.25, [0.5, 0.25]], ids=str)
 def test_what_a_step_makes_lies_where_it_is_asked_to(

@@ -100,6 +100,7 @@ def test_a_call_whose_tensors_stay_is_a_launch_alone(sim: ModuleType) -> None:
     assert (found.allocations, found.pinned) == (0, 0)
 
 
+@pytest.mark.slow
 def test_moved_grads_are_one_copy_for_all_kernels(sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, cudagraphs=False)
     for _ in range(3):
@@ -114,7 +115,7 @@ def test_moved_grads_are_one_copy_for_all_kernels(sim: ModuleType) -> None:
     assert found.h2d == 1
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False])
 def test_steps_follow_the_current_stream(graphs: bool, sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, cudagraphs=graphs)
@@ -127,7 +128,7 @@ def test_steps_follow_the_current_stream(graphs: bool, sim: ModuleType) -> None:
         assert twins.differences() == []
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False])
 def test_another_device_than_the_current_one(graphs: bool, sim: ModuleType) -> None:
     twins = SimTwins(Clipped, whole=True, device="sim:1", cudagraphs=graphs)
@@ -189,6 +190,7 @@ def test_without_memory_for_tables_nothing_is_written(n: int, sim: ModuleType) -
         assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_without_memory_in_a_capture_the_step_runs_without_one(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +266,7 @@ def _program(folder: Path, device: str) -> Any:
     return Compiled(module, torch.device(device))
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_and_loaded_ahead(driver: Driver, tmp_path: Path) -> None:
     program = _program(tmp_path, "cuda:0")
     assert driver.loaded == 1
@@ -282,6 +285,7 @@ def test_a_kernel_is_compiled_and_loaded_ahead(driver: Driver, tmp_path: Path) -
     assert args[9:] == (*(t.data_ptr() for t in tables), *sizes)
 
 
+@pytest.mark.slow
 def test_each_device_has_its_own(driver: Driver, tmp_path: Path) -> None:
     program = _program(tmp_path, "cuda:1")
     run = program.bind(1, [torch.zeros(1)] * len(TABLES))
@@ -292,6 +296,7 @@ def test_each_device_has_its_own(driver: Driver, tmp_path: Path) -> None:
     assert driver.current == 0
 
 
+@pytest.mark.slow
 def test_profilers_are_told_of_launches(driver: Driver, tmp_path: Path) -> None:
     run = _program(tmp_path, "cuda:0").bind(3, [torch.zeros(1)] * len(TABLES))
     hooks = triton.knobs.runtime

@@ -37,7 +37,7 @@ def ready(name: str, n: int, graph: Any) -> SimTwins:
     return twins
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["auto", True], ids=["launched", "replayed"])
 @pytest.mark.parametrize("name", STEPS)
 def test_no_line_runs_for_each_tensor(sim: ModuleType, name: str, graph: Any) -> None:

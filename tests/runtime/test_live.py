@@ -74,7 +74,7 @@ def replayed(twins: SimTwins, graph: Any, **numbers: Any) -> None:
     graph.replay()
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20, 4])
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_are_live_in_a_replay(sim: ModuleType, name: str, n: int) -> None:

@@ -56,6 +56,7 @@ def twins_of(
     return SimTwins(partial(Polynomial, dtype=dtype), shapes, check=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_one_graph_of_a_call_for_each_product_of_a_shape(
     sim: ModuleType, dtype: torch.dtype
@@ -85,6 +86,7 @@ def test_one_graph_of_a_call_for_each_product_of_a_shape(
     assert {b.copied for b in report.batches} == {0}
 
 
+@pytest.mark.slow
 def test_what_has_other_bits_in_a_batch_is_a_branch_of_one_graph(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_what_has_other_bits_in_a_batch_is_a_branch_of_one_graph(
     assert "9 branches" in str(twins.report)
 
 
+@pytest.mark.slow
 def test_batches_and_single_calls_in_one_graph(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_fast_numerics_batch_without_a_probe(
         torch.testing.assert_close(p.cpu(), q, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_missing_gradients_and_other_ones(sim: ModuleType) -> None:
     twins = twins_of([WIDE] * 4)
     for missing in ((), (), (1,), (0, 3), (), (1,)):
@@ -235,6 +239,7 @@ def test_memory_that_runs_out_changes_nothing(
     assert twins.differences() == []
 
 
+@pytest.mark.slow
 def test_matrices_on_two_devices(sim: ModuleType) -> None:
     twins = twins_of([WIDE] * 4)
     for i, p in enumerate(twins.params):

@@ -128,7 +128,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(9)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_element_passes(shape: tuple[int, ...]) -> None:
     counts = [len(lane) for lane in layouts(shape)]
@@ -212,6 +212,7 @@ def test_folds(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     check(step, make)
 
 
+@pytest.mark.slow
 def test_short_rows_keep_the_signs_of_zero() -> None:
     """A fold of a few numbers at once begins where the fold of many does."""
 
@@ -225,6 +226,7 @@ def test_short_rows_keep_the_signs_of_zero() -> None:
         check(folded(dims), make)
 
 
+@pytest.mark.slow
 def test_nothing_behind_a_tensor_is_read() -> None:
     """A vector of neighbours from which elements are taken ends within the tensor."""
     page = mmap.PAGESIZE

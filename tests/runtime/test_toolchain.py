@@ -267,6 +267,7 @@ def test_steps_go_on_in_eager(
     assert [bool(r.fallback) for r in fuseopt.reports() if not r.launches] == [True] * 2
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("lanes", [2, 40])
 def test_steps_go_on_in_eager_where_nothing_can_be_written(
     lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

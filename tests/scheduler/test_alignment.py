@@ -323,6 +323,7 @@ def random_lists(seed: int) -> GraphBuilder:
     return g
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, database=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_lists_do_what_their_positions_do(seed: int) -> None:

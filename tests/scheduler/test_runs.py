@@ -117,7 +117,7 @@ def rand(*shapes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
     return lambda: [p.detach() for p in make_params(shapes)]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("kind", [LAMB, Adafactor], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("most", [1, 50_000, 1 << 30])
 def test_bits_over_blocks(

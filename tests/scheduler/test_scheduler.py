@@ -616,6 +616,7 @@ def _apart(g: GraphBuilder, a: int, b: int) -> bool:
     return g.buffers[a].storage != g.buffers[b].storage
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, database=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_every_schedule_leaves_what_its_graph_leaves(seed: int) -> None:

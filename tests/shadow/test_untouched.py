@@ -214,6 +214,7 @@ def test_a_steady_step_is_cut_off_at_every_instruction(build: Any, way: str) -> 
     assert exhaust(Twins(build, 4), opcodes=True) > 500
 
 
+@pytest.mark.slow
 def test_calls_that_follow_each_other_are_cut_off(way: str) -> None:
     """What the first left put off was done by the second, beside its own."""
     twins = Twins(sgd, 4)
@@ -223,7 +224,7 @@ def test_calls_that_follow_each_other_are_cut_off(way: str) -> None:
     assert k > 200
 
 
-@pytest.mark.family(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_at_every_line_the_optimizer_is_whole(build: Any, way: str) -> None:
     """As the handler of a signal, which may save a checkpoint, would find it."""
@@ -320,7 +321,7 @@ def interrupted(build: Any, times: int) -> Counter[str]:
 DROPPED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.mark.family(4)
+@pytest.mark.slow
 @DROPPED
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_signals_at_random_moments(build: Any, way: str) -> None:
@@ -338,7 +339,7 @@ def test_5000_signals_at_random_moments(build: Any, way: str) -> None:
 # ---------------------------------------------------------------- other threads
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 def test_a_thread_that_saves_sees_all_parameters(build: Any, way: str) -> None:
     twins = Twins(build, 2)
@@ -387,6 +388,7 @@ def test_threads_step_one_optimizer(way: str) -> None:
 # ---------------------------------------------------------------- what a step sees
 
 
+@pytest.mark.family(4)
 def test_groups_that_ask_for_fused_kernels_say_so_all_the_while(way: str) -> None:
     params = make_params(SHAPES)
     set_grads(params, params, 1)
@@ -690,6 +692,7 @@ def test_what_a_trace_sets_in_the_context_stays() -> None:
         contextvars.Context().run(look, fails)
 
 
+@pytest.mark.slow
 def test_a_program_finds_the_reports_of_all_its_optimizers() -> None:
     kept = []
     for _ in range(20):

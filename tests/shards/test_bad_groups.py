@@ -190,7 +190,7 @@ class Held(torch.Tensor):
         return tree_map(held, out)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(9)
 @pytest.mark.parametrize("lanes", [1, 20])
 @pytest.mark.parametrize("role", ["parameters", "gradients"])
 @pytest.mark.parametrize("way", WAYS)

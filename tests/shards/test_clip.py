@@ -255,6 +255,7 @@ def test_threads_that_wait_for_one_another(mesh: DeviceMesh) -> None:
     assert not errors
 
 
+@pytest.mark.slow
 def test_nothing_is_kept(mesh: DeviceMesh) -> None:
     params = parameters(mesh, [[Shard(0)]])
     give(params, 1)

@@ -96,7 +96,7 @@ def test_the_state_is_as_eager_makes_it(mesh: DeviceMesh) -> None:
         assert state["exp_avg"].full_tensor is not None
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("n", [3, 20])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_changes_between_steps(mesh: DeviceMesh, way: str, n: int) -> None:
@@ -169,7 +169,7 @@ def in_one_storage(optimizer: Optimizer, k: int) -> None:
         p.grad = DTensor(g, p._spec, requires_grad=False)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(
     "shape", [(3, 5), (8, 2), (4,)], ids=["empty", "even", "one element"]
 )
@@ -227,6 +227,7 @@ def test_nothing_is_kept_of_an_optimizer_that_is_gone(mesh: DeviceMesh) -> None:
     assert not any(ref() is not None for ref in kept)
 
 
+@pytest.mark.slow
 def test_an_exception_before_the_launch_changes_nothing(mesh: DeviceMesh) -> None:
     params = parameters(mesh, 6)
     optimizer = AdamW(params)

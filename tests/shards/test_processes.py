@@ -58,6 +58,7 @@ def together(cases: list[str], folder: Path, world: int = 2) -> None:
     assert all(text.endswith("done\n") for text in texts), "\n\n".join(texts)
 
 
+@pytest.mark.slow
 def test_fully_shard_and_clip(tmp_path: Path) -> None:
     cases = ["/FSDP2/AdamW", "/FSDP2/Lion/torch.compile"]
     cases += ["/FSDP2/SGD/fuseopt.compile/fuseopt", "torch's clip/FSDP2/SGD"]
@@ -73,11 +74,13 @@ def test_clip_of_parts_of_every_kind(tmp_path: Path, world: int) -> None:
     together(cases, tmp_path, world)
 
 
+@pytest.mark.slow
 def test_a_clip_over_several_meshes(tmp_path: Path) -> None:
     cases = ["groups/2", "groups/inf", "groups/1", "groups/3", "groups, tail"]
     together([*cases, "groups, wrong"], tmp_path, 4)
 
 
+@pytest.mark.slow
 def test_a_clip_over_several_meshes_of_dtensors(tmp_path: Path) -> None:
     cases = ["groups, spread/2", "groups, spread/inf", "groups, spread/3"]
     together([*cases, "groups, spread, tail"], tmp_path, 4)

@@ -55,7 +55,7 @@ def test_a_steady_step_is_compared_in_c(mesh: DeviceMesh, seen: Seen, way: str) 
     assert seen.calls[BEFORE - 1 :] == [STEADY] * (AFTER + 2)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(9)
 @pytest.mark.parametrize("of", ["parameter", "state"])
 @pytest.mark.parametrize("change", OF_A_TENSOR, ids=lambda f: f.__name__)
 def test_a_tensor_changes(mesh: DeviceMesh, seen: Seen, change: Any, of: str) -> None:
@@ -175,6 +175,7 @@ def test_what_is_held_changes(mesh: DeviceMesh, seen: Seen, change: Change) -> N
     assert seen.calls[-1] == at_the_end(change is replace_state)
 
 
+@pytest.mark.slow
 def test_rates_are_followed(mesh: DeviceMesh, seen: Seen) -> None:
     """Numbers that a schedule moves at each call, of groups and of the optimizer."""
 

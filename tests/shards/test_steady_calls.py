@@ -118,6 +118,7 @@ def test_versions_are_counted(mesh: DeviceMesh, seen: Seen) -> None:
         )
 
 
+@pytest.mark.slow
 def test_no_reference_is_lost_or_kept(mesh: DeviceMesh, seen: Seen) -> None:
     optimizer = walk(WAYS[0], mesh, seen=seen)
     params = params_of(optimizer)

@@ -347,6 +347,7 @@ def test_with_fallback_error_nothing_is_written(mesh: DeviceMesh) -> None:
     assert all(map(torch.equal, before, after))
 
 
+@pytest.mark.slow
 def test_a_step_of_whole_tensors_has_its_clip_compiled(mesh: DeviceMesh) -> None:
     pair = Pair(
         lambda: parameters(mesh, [[Shard(0)]]),
@@ -422,6 +423,7 @@ def test_averages_that_are_spread_otherwise_are_updated_as_eager_does(
     assert not difference(own, before)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_loaded_is_followed(mesh: DeviceMesh) -> None:
     pair = Pair(
         lambda: parameters(mesh, [[Shard(0)]]),
@@ -467,6 +469,7 @@ def test_nothing_is_kept(mesh: DeviceMesh) -> None:
     assert not [x for x in held if x() is not None]
 
 
+@pytest.mark.slow
 def test_no_warning(mesh: DeviceMesh) -> None:
     def told(call: Callable[[], Any]) -> Sequence[str]:
         with warnings.catch_warnings(record=True) as seen:

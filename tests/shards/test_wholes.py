@@ -65,7 +65,7 @@ def count(mesh: DeviceMesh, kind: Any, n: int, way: str) -> int:
     return reports[-1].launches
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
 def test_a_step_of_whole_tensors(mesh: DeviceMesh, kind: Any) -> None:
     n = 1 if kind in (Flat, Most) else 5  # eager fails at uneven and empty parts

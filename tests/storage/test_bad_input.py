@@ -94,7 +94,7 @@ def test_a_format_that_has_no_blocks(name: Any) -> None:
     assert "storage" in refusal(name)
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(9)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("name", ["8bit/64", "8bit-unsigned/64", "fp8-e5m2/64"])
 def test_state_that_is_not_finite(name: str, value: float) -> None:
@@ -122,6 +122,7 @@ def packed(storage: Any, params: Params) -> Any:
     return optimizer
 
 
+@pytest.mark.slow
 def test_packed_state_is_loaded_by_a_step_without_storage() -> None:
     """It is unpacked. A momentum would begin anew if packed keys were left there."""
     saved = packed(EIGHT, params_of(4)).state_dict()

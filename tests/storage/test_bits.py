@@ -76,7 +76,7 @@ def run(
     return optimizer
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("n", [4, 24])
 @pytest.mark.parametrize("storage", ["bf16", "fp16", "bf16-stochastic"])
 @pytest.mark.parametrize("name", EVERY)
@@ -109,6 +109,7 @@ def test_formats_by_key() -> None:
     }
 
 
+@pytest.mark.slow
 def test_reductions_and_products() -> None:
     """Elements that are counted are in another kernel than those that are reduced."""
     run(lambda p: torch.optim.Adafactor(p), "bf16-stochastic", 12)
@@ -137,6 +138,7 @@ def test_threads_change_no_bit(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_other_strides() -> None:
     """An element keeps its number where the gradient lies in another order."""
     theirs, ours = params_of(6), params_of(6)

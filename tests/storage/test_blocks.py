@@ -57,7 +57,7 @@ def run(
     return optimizer
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("n", [4, 24])
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "ADOPT", "AdEMAMix", "RMSprop"])
 @pytest.mark.parametrize("storage", EVERY)
@@ -68,6 +68,7 @@ def test_bits(storage: str, name: str, n: int) -> None:
     assert report.launches == 1
 
 
+@pytest.mark.family(9)
 @pytest.mark.parametrize("storage", FORMATS)
 def test_reductions_and_products(storage: str) -> None:
     run(lambda p: torch.optim.Adafactor(p), storage, 12, steps=4)

@@ -114,6 +114,7 @@ def test_a_parameter_leaves_and_its_state_stays() -> None:
     assert getattr(run.mine.step, COMPILED).packed_step.leader.refusal == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_groups_are_changed(name: str) -> None:
     run = Run(name, n=8)
@@ -131,6 +132,7 @@ def test_groups_are_changed(name: str) -> None:
     run.step(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_all_gradients_are_missing_once(name: str) -> None:
     run = Run(name)

@@ -50,6 +50,7 @@ def adamw(params: Params) -> Any:
     return torch.optim.AdamW(params, lr=1e-2)
 
 
+@pytest.mark.slow
 def test_a_group_is_added() -> None:
     pair = Pair(adamw, "bf16-stochastic")
     pair.step(3)
@@ -61,6 +62,7 @@ def test_a_group_is_added() -> None:
     pair.step(3)
 
 
+@pytest.mark.slow
 def test_a_parameter_is_frozen_and_comes_back() -> None:
     pair = Pair(adamw, "bf16")
     pair.step(3)

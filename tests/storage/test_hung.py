@@ -48,7 +48,7 @@ class Pair:
         assert_same(self.reference, self.theirs, self.mine, self.compiled)
 
 
-@pytest.mark.family(36)
+@pytest.mark.family(180)
 @pytest.mark.parametrize("n", [3, 18])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("value", hung.VALUES)

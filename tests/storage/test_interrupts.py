@@ -133,6 +133,7 @@ def cut_off(call: Callable[[], object], at: int) -> None:
         sys.settrace(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [packed, blocks])
 def test_an_interrupt_of_the_first_step_leaves_whole_state(make: Any) -> None:
     """Each tensor is there once, in float32 or packed with all its parts."""

@@ -132,6 +132,7 @@ def test_optimizers_of_a_package(kind: str, name: str) -> None:
 # ---------------------------------------------------------------- events
 
 
+@pytest.mark.slow
 def test_steps_without_the_tail_between() -> None:
     """Both have the same packed state, in one dict of a parameter."""
     run = Run("8bit/64", clip=1.0)
@@ -167,6 +168,7 @@ def test_groups_are_added() -> None:
     run.step()
 
 
+@pytest.mark.slow
 def test_a_state_dict_is_loaded() -> None:
     run = Run("8bit/64", clip=1.0)
     run.step()
@@ -186,6 +188,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", CHANGES)
 def test_the_storage_changes(names: tuple[str, str]) -> None:
     """A tail follows `fuseopt.compile` with another `storage`."""

@@ -58,6 +58,7 @@ def test_what_it_costs() -> None:
     assert moved / (4 * 4096) < 32.1
 
 
+@pytest.mark.slow
 def test_tensors_and_numbers_of_one_call() -> None:
     """A tensor that changes, and a window that is shorter once."""
     one, other = (Side(MAKES["sgd"], scaled=True) for _ in range(2))

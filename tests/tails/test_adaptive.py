@@ -53,7 +53,7 @@ def eager(
     return norm
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_bits_of_the_formula(scaled: bool, dtype: torch.dtype) -> None:
@@ -133,6 +133,7 @@ def eager_after(side: Side) -> None:
         side.scaler.update()
 
 
+@pytest.mark.slow
 def test_of_means_of_micro_batches() -> None:
     one, other = Side(adamw, SHAPES), Side(adamw, SHAPES)
     tail = tail_of(other, clip_grad_adaptive=0.02, grad_divisor=3.0, zero_grad=True)

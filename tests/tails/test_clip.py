@@ -209,6 +209,7 @@ def test_a_gradient_whose_memory_was_taken_away(first: bool) -> None:
     assert fuseopt.reports()[-1].launches == 2
 
 
+@pytest.mark.slow
 def test_limits_that_are_zero_infinite_or_move() -> None:
     """And gradients that are zeros, and all that Dynamo has being dropped."""
     one, other = params(), params()
@@ -231,6 +232,7 @@ def test_two_sets_that_overlap() -> None:
         assert alike(one, other)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept() -> None:
     def used() -> list[Any]:
         ps = params()

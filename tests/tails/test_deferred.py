@@ -91,6 +91,7 @@ def test_bits_of_eager(name: str, lanes: int, dtype: torch.dtype) -> None:
     assert not [r.fallback for r in fuseopt.reports() if r.fallback]
 
 
+@pytest.mark.slow
 def test_a_launch_for_the_norm_and_one_for_the_step() -> None:
     one, other = pair()
     for n in range(4):
@@ -152,6 +153,7 @@ def test_gradients_that_were_written_raise() -> None:
     assert all(map(same, before, (p.detach() for p in other.params)))
 
 
+@pytest.mark.slow
 def test_gradients_that_are_others_are_not_clipped() -> None:
     one, other = ready()
     torch.nn.utils.clip_grad_norm_(one.params, 0.5)
@@ -193,7 +195,7 @@ def test_what_a_plain_clip_finds() -> None:
     assert not differences(one, other)
 
 
-@pytest.mark.family(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("foreach", [None, True, False])
 @pytest.mark.parametrize("norm_type", [1.0, float("inf")])
 def test_arguments_of_the_clip(norm_type: float, foreach: bool | None) -> None:
@@ -249,6 +251,7 @@ def _refused(side: Side) -> str:
     return why
 
 
+@pytest.mark.slow
 def test_optimizers_that_cannot_do_it() -> None:
     """Gradients are clipped at once, and a Report says why."""
     one, other = ready()
@@ -296,6 +299,7 @@ def test_several_optimizers() -> None:
     assert not waiting(sides[1].params)
 
 
+@pytest.mark.slow
 def test_a_step_with_a_closure() -> None:
     """What waits is clipped in memory, before the closure makes other gradients."""
     one, other = ready()
@@ -314,6 +318,7 @@ def test_a_step_with_a_closure() -> None:
     assert not differences(one, other)
 
 
+@pytest.mark.slow
 def test_stances_and_modes() -> None:
     one, other = ready()
     for n, stance in enumerate(["default", "force_eager", "default"]):
@@ -335,7 +340,7 @@ class Returns(torch.optim.SGD):
         return 7
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes", [SHAPES, MANY], ids=["few", "many"])
 def test_a_step_that_returns_something(shapes: Any) -> None:
     def make(params: Any) -> Optimizer:
@@ -351,6 +356,7 @@ def test_a_step_that_returns_something(shapes: Any) -> None:
         assert not differences(one, other)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_changes() -> None:
     """Groups that are added and states that are loaded between a clip and its step."""
     one, other = ready()
@@ -377,6 +383,7 @@ def test_an_optimizer_that_changes() -> None:
         assert not differences(one, other)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_one_that_is_dropped() -> None:
     def used() -> list[Any]:
         side = pair(momentum)[1]

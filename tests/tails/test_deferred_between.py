@@ -131,7 +131,7 @@ def sides() -> tuple[Side, Side]:
     return pair(momentum, SHAPES)
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, sides: tuple[Side, Side]) -> None:
     """None of them loses a clip, or clips twice."""

@@ -173,6 +173,7 @@ def test_numbers_that_are_one_object() -> None:
         assert n == 0 or led(tail)
 
 
+@pytest.mark.slow
 def test_every_second_call_averages() -> None:
     """Two forms, each traced once."""
     one, other = sides("adamw")
@@ -224,6 +225,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     assert led(tail)
 
 
+@pytest.mark.slow
 def test_dtypes_that_change_their_order() -> None:
     """Norms of two dtypes are added up in torch's order of these, which that of the
     first gradient has a part in: a thawed layer changes it.
@@ -243,6 +245,7 @@ def test_dtypes_that_change_their_order() -> None:
     assert led(tail)
 
 
+@pytest.mark.slow
 def test_other_state_and_other_lanes() -> None:
     one, other = sides("adamw")
     tail = tail_of(other, clip_grad_norm=1.0)
@@ -325,6 +328,7 @@ def test_averages_that_lie_otherwise_are_traced_whole() -> None:
     assert traced.startswith("a tail of a training step, all lanes, since an average ")
 
 
+@pytest.mark.slow
 def test_averages_that_share_memory() -> None:
     """Two lanes' averages in one memory are no case for a kernel of lanes."""
     one, other = (Side(MAKES["sgd"], [(6,)] * 20) for _ in range(2))
@@ -359,6 +363,7 @@ def test_the_norm_that_is_returned_stays() -> None:
     assert [bool(out.skipped) for out in outs] == [False] * 3 + [True, False]
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_tail_that_is_dropped() -> None:
     def used() -> list[Any]:
         side = sides("adamw")[0]

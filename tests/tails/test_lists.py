@@ -72,7 +72,7 @@ CHANGES: dict[str, Callable[[Lists], Any]] = {
 }
 
 
-@pytest.mark.family(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, 4])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_list_that_changes(name: str, times: int) -> None:
@@ -112,7 +112,7 @@ def stranger() -> torch.nn.Parameter:
     return p
 
 
-@pytest.mark.family(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_list_that_is_refused(name: str) -> None:
     """At each call until it is mended; nothing is written."""

@@ -41,6 +41,7 @@ def test_empty_parameters() -> None:
         assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.slow
 def test_gradients_in_one_bucket() -> None:
     """All gradients are parts of one tensor, as DistributedDataParallel has them."""
 
@@ -98,6 +99,7 @@ def test_a_shared_gradient_is_unscaled_twice() -> None:
         assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was written, and the next call is whole."""
     one, other = (Side(MAKES["adamw"], scaled=True) for _ in range(2))
@@ -136,6 +138,7 @@ def interrupt_a_tail(
         assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.slow
 def test_two_threads() -> None:
     """What one thread compiles is no trace of what the other calls.
 

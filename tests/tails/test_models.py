@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.family(2)
+@pytest.mark.family(4)
 @pytest.mark.parametrize("case", CASES)
 def test_averaged_models(case: str) -> None:
     """Also every second step, and after its state was loaded."""

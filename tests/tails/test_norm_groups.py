@@ -66,6 +66,7 @@ def test_one_launch_measures_and_one_scales() -> None:
     assert len(fuseopt.reports()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_step_of_a_tail_scales_what_it_reads(dtype: torch.dtype) -> None:
     got, want = params(dtype), params(dtype)
@@ -92,7 +93,7 @@ def test_the_step_of_a_tail_scales_what_it_reads(dtype: torch.dtype) -> None:
     assert launches == [1, 1]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("many", [1, 5])
 @pytest.mark.parametrize(
     "more",
@@ -149,6 +150,7 @@ def test_no_gradients_have_no_norm() -> None:
     assert fuseopt.clip_grad_norm_(every, 1.0, norm_groups=halves(every)) == 0
 
 
+@pytest.mark.slow
 def test_what_is_refused_writes_nothing() -> None:
     every = params()
     before = [p.grad.clone() for p in every]

@@ -237,6 +237,7 @@ def test_averages_of_lists(name: str, scaled: bool) -> None:
     assert said == [""] * len(said)
 
 
+@pytest.mark.slow
 def test_a_schedule_compiles_nothing_anew() -> None:
     for name, of_list in (("warming", False), ("shadows", True)):
         made = MODULES[name] if name in MODULES else LISTS[name]
@@ -318,7 +319,7 @@ def test_a_state_that_is_made() -> None:
     ]
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize(
     "make", [Logging, Rounding, Every, Impatient, Guarded, replaced]
 )
@@ -344,6 +345,7 @@ def test_with_fallback_error_it_is_said() -> None:
     assert [k for k in before if not same(before[k], after[k])] == []
 
 
+@pytest.mark.slow
 def test_what_changes_between_calls() -> None:
     """Other tensors, another number of updates, another function of the class."""
     one, other = Training(Shadows, True, False), Training(Shadows, True, False)

@@ -52,7 +52,7 @@ class Side:
         return found
 
 
-@pytest.mark.family(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_step_that_is_skipped(sim, capturable: bool, lanes: int) -> None:

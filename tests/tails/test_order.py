@@ -96,6 +96,7 @@ def test_in_pieces_too() -> None:
     assert all(map(same, [*got, *m.parameters()], want))
 
 
+@pytest.mark.slow
 def test_a_model_of_which_a_part_is_trained() -> None:
     """What has no gradient may be of no optimizer; what has one may not."""
     m = model()
@@ -127,7 +128,7 @@ def test_what_is_refused() -> None:
         tail()
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("name", ["adamw", "trust"])

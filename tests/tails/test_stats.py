@@ -39,7 +39,7 @@ def stepped(side: Side, max_norm: float | None) -> torch.Tensor:
     return torch.stack(table)
 
 
-@pytest.mark.family(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "counting"])
@@ -75,7 +75,7 @@ def test_large_parameters_without_a_clip() -> None:
 MANY = [(40000,), (257, 13), (33,), (0,), ()] * 4
 
 
-@pytest.mark.family(4)
+@pytest.mark.family(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "counting"])
@@ -132,6 +132,7 @@ def test_nothing_is_read_twice_for_them() -> None:
     assert moved / (4 * 4096) < 32.2
 
 
+@pytest.mark.slow
 def test_switched_on_and_off() -> None:
     """A second graph, compiled once; nothing is left of it where it is off."""
     one, other = Side(MAKES["adamw"]), Side(MAKES["adamw"])

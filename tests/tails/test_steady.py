@@ -40,7 +40,7 @@ def is_steady(side: Side, tail: Tail) -> bool:
     return not looked
 
 
-@pytest.mark.family(3)
+@pytest.mark.family(6)
 @pytest.mark.parametrize("zero_grad", [False, True, "zeros"])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_steady_call_is_short(zero_grad: Any, scaled: bool) -> None:
@@ -170,7 +170,7 @@ def test_what_changes_is_noticed(change: Change, zero_grad: bool) -> None:
     assert is_steady(other, tail)
 
 
-@pytest.mark.family(6)
+@pytest.mark.family(12)
 @pytest.mark.parametrize("zero_grad", [False, True])
 @pytest.mark.parametrize("share", [shared, overlapping, partly])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -395,6 +395,7 @@ def test_a_step_of_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
         assert differences(one, other, grads=True) == []
 
 
+@pytest.mark.slow
 def test_a_step_that_is_wrapped() -> None:
     """Whoever puts a function around `opt.step` is called, from the next call on."""
     one, other = pair("sgd")

@@ -92,6 +92,7 @@ def test_a_state_dict_is_swapped_in() -> None:
     torch.utils.swap_tensors(one, two)
 
 
+@pytest.mark.slow
 def test_clips_end_with_their_parameters() -> None:
     """Though nothing refers to these: by their memory, when others are clipped."""
 

@@ -189,6 +189,7 @@ def test_zero_grad_that_equals_a_bool(zero_grad: Any, lanes: int) -> None:
         assert all((p.grad is None) == bool(zero_grad) for p in side.params)
 
 
+@pytest.mark.slow
 def test_numbers_are_live() -> None:
     """Limits, decays, the learning rate: other numbers, floats or tensors, at any
     time; a number that moves does not compile again and again.

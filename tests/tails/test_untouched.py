@@ -133,7 +133,7 @@ KINDS = pytest.mark.parametrize("build", BUILDS, ids=lambda f: f.__name__)
 
 @WAYS
 @KINDS
-@pytest.mark.family(4)
+@pytest.mark.slow
 def test_a_steady_tail_is_cut_off_now_and_then(build: Any, lanes: int) -> None:
     assert exhaust(build, lanes, opcodes=False, stride=17) > 100
 

@@ -59,7 +59,7 @@ def judge(trap: str, way: Any) -> str:
     return found
 
 
-@pytest.mark.family(180)
+@pytest.mark.family(360)
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.parametrize(
     "way",

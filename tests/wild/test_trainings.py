@@ -149,6 +149,7 @@ def test_a_training_is_resumed_as_eager_resumes_it(
     assert differences(training.train(in_eager), eager) != []
 
 
+@pytest.mark.family(4)
 @pytest.mark.parametrize("first", ["eager", "compiled"])
 def test_a_checkpoint_goes_either_way(first: str, tmp_path: Path) -> None:
     """From eager to a compiled step, and back."""
