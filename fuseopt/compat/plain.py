@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..locks import new_lock
+from .dtype_groups import groups_dtypes
 from .layers import traces_for
 from .names import Missing, find
 from .patches import Hook, Patcher, patch
@@ -292,7 +293,8 @@ _patching = new_lock()
 def as_if_compiling() -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` return in this thread what a trace gets.
 
-    That is True, but False for optimizers.
+    That is True, but False for optimizers, and for the function that groups lists of
+    several dtypes.
     """
     with _patching:
         asked, forwarding = torch.compiler.is_compiling, _forwarding()
@@ -303,6 +305,8 @@ def as_if_compiling() -> Iterator[None]:
             frame = sys._getframe(1)
             while frame.f_code in forwarding and frame.f_back:
                 frame = frame.f_back
+            if groups_dtypes(frame):
+                return False
             if not answers_as_eager(frame.f_code):
                 return True
             torchs = frame.f_code.co_filename.startswith(OPTIM)

@@ -24,6 +24,7 @@ from ..errors import UnsupportedTorch
 from .arithmetic import ORDER, computes_with_symbols
 from .attributes import READS, WRITES
 from .capability import Capability, switches
+from .dtype_groups import DTYPE_GROUPS, mixes_dtypes
 from .guards import LOST as GUARDED
 from .modes import NUMBERS_PASS_MODES
 from .names import find
@@ -199,6 +200,8 @@ def _unsound(gm: torch.fx.GraphModule, optimizers: list[Optimizer]) -> str:
         return _without(plainly[0])
     if REWRITES in lacking and _is_apart(gm):
         return _without(REWRITES)
+    if DTYPE_GROUPS in lacking and any(map(mixes_dtypes, optimizers)):
+        return _without(DTYPE_GROUPS)
     if STATES in lacking and any(map(_begins_some, optimizers)):
         return _without(STATES)
     if ORDER in lacking and computes_with_symbols(gm):
