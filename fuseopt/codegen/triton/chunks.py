@@ -215,8 +215,8 @@ class Chunks:
         It loads number by number, half as many at a time as the main path, and four
         times as many as the general one. All of them would take more registers than the
         main path (AdamW 167 instead of 147); half take no more. If the chunks are
-        crowded, even half do (Adan in bfloat16 174 instead of 168): there, the general
-        path takes these lanes, at twice its numbers at a time.
+        crowded, half take more too (Adan in bfloat16 174 instead of 168). There, the
+        general path takes these lanes, at twice its numbers at a time.
         """
         w = self.w
         slots = w.element_slots
