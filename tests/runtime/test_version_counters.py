@@ -41,7 +41,7 @@ def overlapping(ps: Params) -> None:
 
 def flat(ps: Params) -> None:
     memory = torch.cat([p.detach().reshape(-1) for p in ps])
-    for p, part in zip(ps, memory.split(16), strict=True):
+    for p, part in zip(ps, torch.chunk(memory, len(ps)), strict=True):
         p.data = part.view(4, 4)
 
 
