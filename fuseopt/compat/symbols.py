@@ -233,7 +233,7 @@ def FOUND_COUNTERS(patcher: Patcher) -> None:
 
     def attribute(original: Hook, self: Any, inst: Any) -> Any:
         value, owner = self.stack[-2:]
-        if isinstance(owner, optimizer):
+        if isinstance(owner, optimizer) and not _has_setter(owner, inst.argval):
             tracing.stores.add(inst.argval)
         if active() and getattr(owner, "source", None):
             note(self, value, AttrSource(owner.source, inst.argval))
@@ -241,6 +241,12 @@ def FOUND_COUNTERS(patcher: Patcher) -> None:
 
     on_instruction(patcher, base, "STORE_SUBSCR", item)
     on_instruction(patcher, base, "STORE_ATTR", attribute)
+
+
+def _has_setter(owner: Any, name: str) -> bool:
+    """Does a class run code of its own, such as a property's, where `name` is set?"""
+    descriptor = inspect.getattr_static(type(owner.value), name, None)
+    return hasattr(type(descriptor), "__set__")
 
 
 def on_instruction(patcher: Patcher, base: Any, name: str, hook: Hook) -> None:

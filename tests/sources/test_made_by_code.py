@@ -121,6 +121,43 @@ def test_hooks_of_an_optimizer_s_attributes(hook: str, tmp_path: Path) -> None:
     assert judge(tmp_path / "plain.py", "compile") == "whole"
 
 
+#: What runs where `t` is set; `put` sets it.
+SETTERS = {
+    "property": """@property
+    def t(self): return self.kept
+    @t.setter
+    def t(self, value): self.kept = min(value, 3)""",
+    "counting property": f"""@property
+    def t(self): return self.kept
+    @t.setter
+    def t(self, value):
+        self.kept = min(value, 3)
+        {COUNTED}""",
+    "descriptor": """class T:
+        def __get__(_, self, kind=None): return self.kept
+        def __set__(_, self, value): self.kept = min(value, 3)
+    t = T()""",
+    "slot": '__slots__ = ("t",)',
+    "default of the class": "t = 0",
+}
+PUT = """
+    def put(self):
+        self.t = getattr(self, "k", 0) + 1
+        self.k = self.t
+        return 1 / self.t"""
+
+
+@pytest.mark.family(10)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["members", "helper"])
+@pytest.mark.parametrize("kind", SETTERS)
+def test_setters(kind: str, place: str, way: str, tmp_path: Path) -> None:
+    """They leave no capability switched off for others."""
+    read = "self.put()" if place == "members" else "self.x.put()"
+    judge(tmp_path / "made.py", way, read=read, **{place: SETTERS[kind] + PUT})
+    assert WRITES.available()
+
+
 @pytest.mark.parametrize(
     "made", ["s.__setitem__('n', Count(s.get('n', 0) + 1))", "Count(2)"]
 )
