@@ -8,7 +8,6 @@ gradients moved and whose learning rate changed costs one small copy.
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,6 @@ import torch
 from ... import compat
 from ...errors import LaunchError
 from ..devices import is_remote
-from ..undo import at_once
 
 #: Regions begin at multiples of this number of words: a line of a cache.
 LINE = 16
@@ -46,20 +44,18 @@ class _Stage:
         self.words = words
         self.done = torch.Event(device)
         self._range: tuple[int, int] | None = None
-        self._copies: list[Callable[[], object]] = []
+        self._views: list[torch.Tensor] = []
 
     def send(self, low: int, high: int, arena: Arena, stream: Any) -> None:
         """Copy words low to high of an arena to its device on the current stream."""
         if self._range != (low, high):
-            here, host, there = (
-                words[low:high] for words in (self.words, arena.host, arena.device)
-            )
-            self._copies = [
-                functools.partial(here.copy_, host),
-                functools.partial(there.copy_, here, non_blocking=True),
-            ]
+            every = arena.host, self.words, arena.device
+            self._views = [words[low:high] for words in every]
             self._range = low, high
-        at_once([*self._copies, functools.partial(self.done.record, stream)])
+        host, stage, device = self._views
+        stage.copy_(host)
+        device.copy_(stage, non_blocking=True)
+        self.done.record(stream)
 
 
 class Arena:
