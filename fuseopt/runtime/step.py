@@ -360,8 +360,14 @@ class CompiledStep:
         return self.program.executor.run(bound, tensors, threads, then)
 
     def launch_alone(self, bound: Binding) -> Callable[..., object]:
-        """Return a call that runs a plan of launches on devices alone; see Ahead."""
-        return functools.partial(self._launch, bound, (), [])
+        """Return a call that runs a plan of launches on devices alone. The caller has
+        found that none of the devices is capturing a graph.
+        """
+        return functools.partial(self._launch_uncaptured, bound)
+
+    def _launch_uncaptured(self, bound: Binding) -> None:
+        bound.tables.follow()
+        self.program.executor.run(bound, [], torch.get_num_threads())
 
     def _result(
         self,

@@ -25,8 +25,7 @@ _CALL = functools.partial.__call__
 
 def at_once(calls: Iterable[Callable[[], object]]) -> list[object]:
     """Call partials of C functions, all in one C call."""
-    every = [*calls]
-    return list(map(_CALL, every))  # type: ignore[arg-type]
+    return list(map(_CALL, [*calls]))  # type: ignore[arg-type]
 
 
 class Risk(NamedTuple):

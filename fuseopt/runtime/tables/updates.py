@@ -60,7 +60,7 @@ def updater(
     arrays["known"] = array("Q", bytes(8 * len(pool)))
     asked = HelperCall(struct, helper.fuseopt_update_arena, arrays, (), ctypes.c_int64)
     arena.when_stale.append(functools.partial(setattr, struct, "stale", 1))
-    return functools.partial(asked)
+    return asked
 
 
 def _by_python(tables: Sequence[ArenaTable]) -> None:

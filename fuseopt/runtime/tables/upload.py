@@ -34,6 +34,30 @@ def rounded(words: int) -> int:
     return -(-words // LINE) * LINE
 
 
+class _Stage:
+    """Pinned memory for one copy of words, and the event after it.
+
+    The views of a copy are made when its range is another than the last copy's.
+    """
+
+    def __init__(self, words: torch.Tensor, device: torch.device) -> None:
+        self.words = words
+        self.done = torch.Event(device)
+        self._range: tuple[int, int] | None = None
+        self._views: list[torch.Tensor] = []
+
+    def send(self, low: int, high: int, arena: Arena, stream: Any) -> None:
+        """Copy words low to high of an arena to its device on the current stream."""
+        if self._range != (low, high):
+            every = arena.host, self.words, arena.device
+            self._views = [words[low:high] for words in every]
+            self._range = low, high
+        host, stage, device = self._views
+        stage.copy_(host)
+        device.copy_(stage, non_blocking=True)
+        self.done.record(stream)
+
+
 class Arena:
     """int64 words on the host and their copy on a device; on a CPU they are one tensor.
 
@@ -57,7 +81,7 @@ class Arena:
         #: called when tables must write all their addresses
         self.when_stale: list[Callable[[], object]] = []
         self._stream = compat.stream_on(device) if self.remote else None
-        self._ring: deque[tuple[torch.Tensor, Any]] = deque()
+        self._ring: deque[_Stage] = deque()
         # a capture may not make pinned memory
         self.wanted = wanted if self.remote else 0
         self._spares = [self._pinned() for _ in range(self.wanted)]
@@ -84,13 +108,10 @@ class Arena:
         low, high = self.range
         if low == high:
             return
-        if self.remote:
-            stage, done = self._stage()
-            stage[low:high] = self.host[low:high]
-            self.device[low:high].copy_(stage[low:high], non_blocking=True)
-            assert self._stream is not None
-            done.record(self._stream())
-            self._ring.append((stage, done))
+        if self._stream is not None:
+            stage = self._stage()
+            stage.send(low, high, self, self._stream())
+            self._ring.append(stage)
         self.range[:] = NOTHING
 
     def follow(self, tables: Iterable[Settles]) -> None:
@@ -111,17 +132,16 @@ class Arena:
                 t.record_stream(stream)
         self._streams.append(stream)
 
-    def _stage(self) -> tuple[torch.Tensor, Any]:
+    def _stage(self) -> _Stage:
         """Return pinned memory that no copy reads any more."""
         if self._ring:
-            stage, done = self._ring[0]
-            free = done.query()
-            if free or len(self._ring) == STAGES:
-                self._ring.popleft()
-                if not free:
-                    done.synchronize()
-                return stage, done
-        return self._pinned(), torch.Event(self.at)
+            free = self._ring[0].done.query()
+            if not free and len(self._ring) == STAGES:
+                self._ring[0].done.synchronize()
+                free = True
+            if free:
+                return self._ring.popleft()
+        return _Stage(self._pinned(), self.at)
 
     def frozen(self, every: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the present words, for a capture under way on the current stream:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +38,32 @@ class SavedMemory(ctypes.Structure):
     _fields_ = fields(TEXT, "SavedMemory")
 
 
-class HelperCall:
-    """Struct with its arrays, and a function of the helper that takes it."""
+class HelperCall(functools.partial[Any]):
+    """Function of the helper, bound to a struct whose arrays it keeps alive."""
 
-    def __init__(
-        self,
+    struct: Any
+    arrays: Mapping[str, array[int]]
+
+    def __new__(
+        cls,
         struct: Any,
         function: Any,
         arrays: Mapping[str, array[int]],
         others: tuple[Any, ...],
         result: Any = None,
-    ) -> None:
-        self.struct = struct
-        self.arrays = arrays
+    ) -> HelperCall:
+        """Write the addresses of `arrays` to the struct. `others`: the types of the
+        arguments after it.
+        """
         for name, a in arrays.items():
             setattr(struct, name, a.buffer_info()[0])
         function.argtypes = [ctypes.c_void_p, *others]
         function.restype = result
-        self._function: Callable[..., Any] = function
-        self.at = ctypes.addressof(struct)
+        self = super().__new__(cls, function, ctypes.addressof(struct))
+        self.struct, self.arrays = struct, arrays
+        return self
 
-    def __call__(self, *others: int) -> Any:
-        return self._function(self.at, *others)
+    @property
+    def at(self) -> int:
+        """The address of the struct."""
+        return ctypes.addressof(self.struct)
