@@ -244,7 +244,7 @@ def FOUND_COUNTERS(patcher: Patcher) -> None:
 
 
 def _has_setter(owner: Any, name: str) -> bool:
-    """Does a class run code of its own, such as a property's, where `name` is set?"""
+    """Does setting `name` run code of a class, such as a property's?"""
     descriptor = inspect.getattr_static(type(owner.value), name, None)
     return hasattr(type(descriptor), "__set__")
 
