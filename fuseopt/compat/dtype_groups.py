@@ -8,6 +8,7 @@ parameter has a momentum.
 from __future__ import annotations
 
 import types
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ import torch
 from .layers import traces_for
 from .names import Missing, find
 from .patches import Hook, Patcher, patch
+
+#: torch.optim's method that groups lists of tensors.
+NAME = "_group_tensors_by_device_and_dtype"
+_KEY = attrgetter("device", "dtype")
 
 
 def grouped(lists: Any, with_indices: bool = False) -> Any:
@@ -40,7 +45,7 @@ def grouped(lists: Any, with_indices: bool = False) -> Any:
 
 
 def _function() -> Any:
-    return getattr(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", None)
+    return getattr(torch.optim.Optimizer, NAME, None)
 
 
 @patch(
@@ -55,7 +60,7 @@ def DTYPE_GROUPS(patcher: Patcher) -> None:
     functions = find("torch._dynamo.variables.functions:UserFunctionVariable")
     function = _function()
     if function is None:
-        raise Missing("torch.optim.Optimizer has no _group_tensors_by_device_and_dtype")
+        raise Missing(f"torch.optim.Optimizer has no {NAME}")
     backend = patcher.backend
 
     def call(original: Hook, this: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -69,18 +74,15 @@ def DTYPE_GROUPS(patcher: Patcher) -> None:
 
 def groups_dtypes(frame: types.FrameType) -> bool:
     """Is it the function of torch.optim, with several groups, and is it traced so?"""
-    function = _function()
-    if function is None or frame.f_code is not function.__code__:
+    if frame.f_code.co_name != NAME or frame.f_code is not _function().__code__:
         return False
     first = frame.f_locals["tensorlistlist"][0]
-    many = len({(t.device, t.dtype) for t in first}) > 1
-    return many and DTYPE_GROUPS.available()
+    return len({*map(_KEY, first)}) > 1 and DTYPE_GROUPS.available()
 
 
 def mixes_dtypes(optimizer: torch.optim.Optimizer) -> bool:
     """May a group of an optimizer hand torch lists of several devices or dtypes?"""
     return any(
-        group.get("foreach", False) is not False
-        and len({(p.device, p.dtype) for p in group["params"]}) > 1
+        group.get("foreach") is not False and len({*map(_KEY, group["params"])}) > 1
         for group in optimizer.param_groups
     )

@@ -305,10 +305,8 @@ def as_if_compiling() -> Iterator[None]:
             frame = sys._getframe(1)
             while frame.f_code in forwarding and frame.f_back:
                 frame = frame.f_back
-            if groups_dtypes(frame):
-                return False
             if not answers_as_eager(frame.f_code):
-                return True
+                return not groups_dtypes(frame)
             torchs = frame.f_code.co_filename.startswith(OPTIM)
             return torchs and bool(frame.f_locals.get("capturable"))
 

@@ -58,6 +58,7 @@ def numbers(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return x, y.clone(), x.roll(5).clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [

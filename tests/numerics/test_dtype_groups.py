@@ -66,7 +66,7 @@ def made(each: int) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(x) for x in values[: 4 * each]]
 
 
-@pytest.mark.family(10)
+@pytest.mark.family(20)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("each", [1, 4, 8])
 @pytest.mark.parametrize("kind", STEPS)

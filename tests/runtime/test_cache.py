@@ -362,9 +362,8 @@ def test_what_was_left_long_ago_is_swept(folder: Path) -> None:
     assert [p.name for p in unfinished(folder)] == [".build-new"]
 
 
-@pytest.mark.parametrize(
-    "kills", [4, pytest.param(60, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [12, 60], ids=str)
 def test_what_killed_builds_leave_is_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
