@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from .layers import traces_for
-from .names import Missing, find
+from .names import find
 from .patches import Hook, Patcher, patch
 
-#: torch.optim's method that groups lists of tensors.
-NAME = "_group_tensors_by_device_and_dtype"
+#: torch.optim's function that groups lists of tensors.
+GROUP = "torch.optim:Optimizer._group_tensors_by_device_and_dtype"
 _KEY = attrgetter("device", "dtype")
 
 
@@ -44,10 +44,6 @@ def grouped(lists: Any, with_indices: bool = False) -> Any:
     }
 
 
-def _function() -> Any:
-    return getattr(torch.optim.Optimizer, NAME, None)
-
-
 @patch(
     "dtype-groups",
     "an optimizer's lists are traced in groups of one dtype, as eager has them",
@@ -58,9 +54,7 @@ def DTYPE_GROUPS(patcher: Patcher) -> None:
     """Trace `grouped` instead of the function of torch.optim that groups lists."""
     VariableTracker = find("torch._dynamo.variables.base:VariableTracker")
     functions = find("torch._dynamo.variables.functions:UserFunctionVariable")
-    function = _function()
-    if function is None:
-        raise Missing(f"torch.optim.Optimizer has no {NAME}")
+    function = find(GROUP)
     backend = patcher.backend
 
     def call(original: Hook, this: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -74,7 +68,8 @@ def DTYPE_GROUPS(patcher: Patcher) -> None:
 
 def groups_dtypes(frame: types.FrameType) -> bool:
     """Is it the function of torch.optim, with several groups, and is it traced so?"""
-    if frame.f_code.co_name != NAME or frame.f_code is not _function().__code__:
+    function = find(GROUP, None)
+    if function is None or frame.f_code is not function.__code__:
         return False
     first = frame.f_locals["tensorlistlist"][0]
     return len({*map(_KEY, first)}) > 1 and DTYPE_GROUPS.available()

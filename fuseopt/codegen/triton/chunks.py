@@ -75,7 +75,8 @@ class Chunks:
         functions = []
         if self.w.element_stores:
             functions += [self.w.element(), *self.main_element(), self.w.general()]
-            functions += [] if self.crowded else [self.flat()]
+            if not self.crowded:
+                functions.append(self.flat())
         functions.append(self.variant())
         return [*functions, self.packed()] if packs else functions
 
@@ -125,11 +126,13 @@ class Chunks:
         lines = []
         if w.element_stores:
             lines += ["", *self.checks(), *self.loop()]
-            flat = over_lines(f"flat{self.n}(", [*self.of_flat, "BLOCK"], ")")
-            if not self.crowded:
-                lines += [f"if layout == {FLAT}:", *indent(flat)]
-            lines.append("if end < count:" if self.crowded else "elif end < count:")
-            size = "2 * REST" if self.crowded else "REST"
+            if self.crowded:
+                size = "2 * REST"
+                lines.append("if end < count:")
+            else:
+                size = "REST"
+                flat = over_lines(f"flat{self.n}(", [*self.of_flat, "BLOCK"], ")")
+                lines += [f"if layout == {FLAT}:", *indent(flat), "elif end < count:"]
             rest = [x if x != "begin" else "end" for x in w.rest]
             lines += indent(over_lines(f"general{self.n}(", [*rest, size], ")"))
         return w.shell([*lines, *w.ticket()], [], early)
