@@ -25,6 +25,7 @@ GROUPS: tuple[tuple[tuple[str, str, float, int], ...], ...] = (
         ("tails", "tails", 0.0, 4),
         ("launches", "profiled", 0.0, 1),
         ("host", "host", 0.0, 5),
+        ("where", "where", 0.0, 1),
         ("extras", "extras", 0.0, 5),
     ),
     (("large", "large", 0.10, 1),),

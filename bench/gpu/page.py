@@ -35,13 +35,17 @@ TABLES = (
     ("tails", "Tails: unscale, clip, AdamW, average, clear", "tail/"),
     ("large", "The tail of a large model", "tail/"),
     ("tails", "DTensors on a mesh of one device", "DTensors/"),
+    ("tails", "A backward and AdamW: after it, and within it", "backward/"),
+    ("extras", "Muon", "muon/"),
+    ("extras", "A third of 300 gradients missing, another in each call", "missing/"),
+    ("large", "AdamW with packed state", "storage/"),
 )
 
 
 def files() -> list[Path]:
     """Results of GPUs that compared bits, by name."""
     found = sorted(FOLDER.glob("gpu-*.json"))
-    return [path for path in found if "correctness" in _sections(path)]
+    return [path for path in found if {"correctness", "steps"} & {*_sections(path)}]
 
 
 def _sections(path: Path) -> dict[str, Any]:
@@ -63,7 +67,8 @@ def _of(path: Path) -> Iterator[str]:
     yield f"## {found['gpu']}\n"
     yield f"torch {found['torch']}, triton {found['triton']}, CUDA {found['cuda']},"
     yield f"Python {found['python']}; results: {path.name}\n"
-    yield _bits(sections["correctness"]["cases"])
+    if "correctness" in sections:
+        yield _bits(sections["correctness"]["cases"])
     for section, title, begins in TABLES:
         cases = {
             name: f
@@ -71,7 +76,10 @@ def _of(path: Path) -> Iterator[str]:
             if name.startswith(begins) and "contenders" in f
         }
         if cases:
-            yield _table(title, cases)
+            date = sections[section].get("date")
+            yield _table(f"{title} (code of {date[:10]})" if date else title, cases)
+    if lines := _host(sections.get("host", {}).get("cases", {})):
+        yield "\n".join(lines)
 
 
 def _bits(cases: dict[str, Any]) -> str:
@@ -100,10 +108,29 @@ def _table(title: str, cases: dict[str, Any]) -> str:
         theirs = rivals(each)
         others = ", ".join(f"{n} {_cell(c)}" for n, c in theirs.items())
         best = min((c["p50"] for c in theirs.values()), default=None)
-        own = each["fuseopt"]
-        ratio = f"{best / own['p50']:.2f}" if best else ""
-        rows.append(f"| {name} | {_cell(own)} | {others} | {ratio} |")
+        own = each.get("fuseopt")
+        ratio = f"{best / own['p50']:.2f}" if best and own else ""
+        rows.append(f"| {name} | {_cell(own) if own else ''} | {others} | {ratio} |")
     return f"### {title}\n\n" + "\n".join(rows) + "\n"
+
+
+def _host(cases: dict[str, Any]) -> list[str]:
+    """Sentences about calls that nobody waits for, and about the first step."""
+    called = {k: f for k, f in cases.items() if "fuseopt us" in f}
+    first = {k: f for k, f in cases.items() if "first_step_seconds" in f}
+    lines = []
+    for name, f in called.items():
+        n = name.rpartition(" ")[2]
+        ways = ", ".join(
+            f"{w} {f[f'{w} us']:,.0f}" for w in ("fuseopt", "fused", "foreach")
+        )
+        lines.append(
+            f"- {n} parameters, us of the host a call that nobody waits for: {ways}"
+        )
+    for name, f in first.items():
+        n = name.rpartition(" ")[2]
+        lines.append(f"- {n} parameters, first step: {f['first_step_seconds']:.1f} s")
+    return ["### The host\n", *lines, ""] if lines else []
 
 
 def _cell(c: dict[str, Any]) -> str:

@@ -12,6 +12,9 @@ from ..errors import ConfigError, UnsupportedInput
 Bucket = list[torch.Tensor]
 #: Default number of bytes of parameters in a bucket.
 BYTES = 32 << 20
+#: A bucket with less than this part of its bytes takes one more parameter of any size:
+#: a bucket costs the host as much as a step, and a bias little memory.
+SMALL = 1 / 8
 
 
 def buckets_of(
@@ -57,13 +60,14 @@ def _layers(model: torch.nn.Module, params: Sequence[torch.Tensor]) -> list[Buck
 
 def _of_size(size: int, params: Sequence[torch.Tensor]) -> list[Bucket]:
     buckets: list[Bucket] = []
-    free_bytes = 0
+    taken = 0
     for p in reversed(params):
-        free_bytes -= p.numel() * p.element_size()
-        if free_bytes < 0 or not buckets:
+        own = p.numel() * p.element_size()
+        if not buckets or (taken + own > size and taken >= SMALL * size):
             buckets.append([])
-            free_bytes = size - p.numel() * p.element_size()
+            taken = 0
         buckets[-1].append(p)
+        taken += own
     return buckets
 
 

@@ -48,10 +48,14 @@ class PartialOptimizer:
         self._state.update(states)
         self._take_groups(optimizer, found)
         part = vars(self.stand_in)
-        attributes = attributes_of(optimizer)
-        for name in [*filter(is_hooks, attributes)]:
+        attributes = vars(optimizer).copy()
+        for name in OUTSIDE.intersection(attributes):
+            del attributes[name]
+        for name in filter(is_hooks, vars(optimizer)):
             # the same objects in each call, since other ones would be a change
-            attributes[name] = self._hooks.setdefault(name, attributes[name])
+            if name not in self._hooks:
+                self._hooks[name] = collections.OrderedDict()
+            attributes[name] = self._hooks[name]
         if part.keys() - attributes.keys() - {"state", "param_groups"}:
             part.clear()
         part.update(attributes)

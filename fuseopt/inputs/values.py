@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from .keys import OddValue
 OUTSIDE = frozenset({"state", "param_groups", "step", "__getstate__"})
 
 
+@functools.lru_cache(1024)
 def is_hooks(name: str) -> bool:
     """Is this the name of an attribute in which torch stores hooks?"""
     return name.endswith("_hooks")
