@@ -23,8 +23,9 @@ them beside their rivals. `python -m bench.gpu.page` makes this page from the fi
 `gpu-*.json` in [bench/results](../bench/results).
 
 "call" is the median of whole calls in turns, until the device is done. "host" is the
-median until the call returns. "kernels" is what the device ran. A case that the
-device's memory had no room for is not in the tables: many processes share it.
+median until the call returns. "kernels" is what the device ran, with torch's mark of
+the step as one of them. A case that the device's memory had no room for is not in the
+tables: many processes share it.
 """
 #: (section, title of its table, beginning of its cases)
 TABLES = (
@@ -115,22 +116,17 @@ def _table(title: str, cases: dict[str, Any]) -> str:
 
 
 def _host(cases: dict[str, Any]) -> list[str]:
-    """Sentences about calls that nobody waits for, and about the first step."""
-    called = {k: f for k, f in cases.items() if "fuseopt us" in f}
-    first = {k: f for k, f in cases.items() if "first_step_seconds" in f}
+    """Lines about calls that nobody waits for, and about the first step."""
     lines = []
-    for name, f in called.items():
-        n = name.rpartition(" ")[2]
-        ways = ", ".join(
-            f"{w} {f[f'{w} us']:,.0f}" for w in ("fuseopt", "fused", "foreach")
-        )
-        lines.append(
-            f"- {n} parameters, us of the host a call that nobody waits for: {ways}"
-        )
-    for name, f in first.items():
-        n = name.rpartition(" ")[2]
-        lines.append(f"- {n} parameters, first step: {f['first_step_seconds']:.1f} s")
-    return ["### The host\n", *lines, ""] if lines else []
+    for name, f in cases.items():
+        kind, _, n = name.partition(" ")
+        if kind == "call" and "fuseopt us" in f:
+            ways = ("fuseopt", "fused", "foreach")
+            each = ", ".join(f"{way} {f[f'{way} us']:,.0f}" for way in ways)
+            lines.append(f"- a call of {n} that nobody waits for, us: {each}")
+        elif kind == "compile" and "first_step_seconds" in f:
+            lines.append(f"- the first step of {n}: {f['first_step_seconds']:.1f} s")
+    return ["### The host, by the number of parameters\n", *lines, ""] if lines else []
 
 
 def _cell(c: dict[str, Any]) -> str:

@@ -46,7 +46,12 @@ def profiled(place: Place, call: Callable[[], object]) -> Figures:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
         call()
         place.synchronize()
-    names = [(e.name, e.device_type) for e in recorded.events()]
+    # a mark of a range, as torch's optimizers make them, is no kernel
+    names = [
+        (e.name, e.device_type)
+        for e in recorded.events()
+        if not getattr(e, "is_user_annotation", False)
+    ]
     on_device = [n for n, where in names if where == DeviceType.CUDA]
     copies = [n for n in on_device if n.startswith(("Memcpy", "Memset"))]
     host = [n for n, where in names if where == DeviceType.CPU]

@@ -12,8 +12,8 @@ from ..errors import ConfigError, UnsupportedInput
 Bucket = list[torch.Tensor]
 #: Default number of bytes of parameters in a bucket.
 BYTES = 32 << 20
-#: A bucket with less than this part of its bytes takes one more parameter of any size:
-#: a bucket costs the host as much as a step, and a bias little memory.
+#: A bucket with less than this part of its bytes takes one more parameter of any size.
+#: Each bucket costs the host as much as a step, and a bias takes little memory.
 SMALL = 1 / 8
 
 

@@ -25,15 +25,24 @@ class _Pass:
     """One backward, and the gradients that have arrived in it. Only the engine's queue
     has a strong reference, so an exception that ends a backward frees this.
 
+    `task` is the backward's number. `stream_of` has, for each bucket, a function that
+    returns the current stream of its device, or None on a CPU.
     `awaited` is, for each bucket, the number of gradients that have not arrived. `seen`
     has the ids of parameters whose gradient has arrived.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(
+        self, task: int, buckets: Sequence[Bucket], stream_of: Sequence[Any]
+    ) -> None:
+        self.task = task
         self.buckets = buckets
         self.awaited = [sum(p.requires_grad for p in bucket) for bucket in buckets]
-        self.streams = [Streams() for _ in buckets]
+        self.streams = [*map(Streams, stream_of)]
         self.seen: set[int] = set()
+
+
+def _none() -> None:
+    """Return None, before the first backward."""
 
 
 class InBackward(Optimizer):
@@ -56,8 +65,11 @@ class InBackward(Optimizer):
         self._passes: weakref.WeakValueDictionary[int, _Pass] = (
             weakref.WeakValueDictionary()
         )
+        #: the backward of the last gradient
+        self._latest: Callable[[], _Pass | None] = _none
         self._accumulating = 0
         self._buckets: list[Bucket] = []
+        self._stream_of: list[Callable[[], Any] | None] = []
         self._bucket_of: dict[int, int] = {}
         self._hooks: list[Any] = []
         params = parameters_of([optimizer])
@@ -222,6 +234,9 @@ class InBackward(Optimizer):
                 self._bucket_of[id(p)] = len(self._buckets)
                 self._hooks.append(_register(p, hook))
             self._buckets.append(bucket)
+            device = bucket[0].device
+            remote = device.type != "cpu" and device.index is not None
+            self._stream_of.append(compat.stream_on(device) if remote else None)
         self._stepper.kept = 2 * len(self._buckets) + BEYOND
 
     def _bucket_for(self, p: torch.Tensor) -> Bucket:
@@ -250,7 +265,7 @@ class InBackward(Optimizer):
                 "add_param_group"
             )
 
-    def _begin(self) -> _Pass:
+    def _begin(self, task: int) -> _Pass:
         """Begin a backward, at its first gradient. Raises UnsupportedInput."""
         self._check()
         if compat.is_nested():
@@ -259,7 +274,7 @@ class InBackward(Optimizer):
                 "gradients later. Use checkpoint(..., use_reentrant=False)"
             )
         self._stepper.look()
-        new_pass = _Pass([*self._buckets])
+        new_pass = _Pass(task, [*self._buckets], self._stream_of)
         owner = weakref.ref(self)
 
         def end() -> None:
@@ -278,9 +293,12 @@ class InBackward(Optimizer):
             return
         task = compat.backward_under_way()
         with self._lock:
-            current = self._passes.get(task)
-            if current is None:
-                current = self._passes[task] = self._begin()
+            current = self._latest()
+            if current is None or current.task != task:
+                current = self._passes.get(task)
+                if current is None:
+                    current = self._passes[task] = self._begin(task)
+                self._latest = weakref.ref(current)
             k = self._bucket_of[id(p)]
             if k >= len(current.buckets):
                 return  # the bucket was added during this backward
@@ -289,7 +307,7 @@ class InBackward(Optimizer):
                     "a parameter got its gradient twice in one backward"
                 )
             current.seen.add(id(p))
-            current.streams[k].arrived(p)
+            current.streams[k].arrived()
             current.awaited[k] -= 1
             if current.awaited[k] == 0:
                 current.streams[k].join(current.buckets[k])

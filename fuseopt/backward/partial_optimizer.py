@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from itertools import repeat
+from operator import getitem, is_
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -17,6 +19,30 @@ from torch.optim import Optimizer
 from ..inputs.keys import LanesDiffer
 from ..inputs.values import OUTSIDE, is_hooks
 from ..shadow.stand_in import stand_in, unfused
+
+#: Most sets of parameters of which a record is kept.
+MOST = 4096
+
+
+class Record(NamedTuple):
+    """Parameters of a call, where they are in the groups, and their state dicts."""
+
+    params: list[torch.Tensor]
+    #: of each parameter, by group and place
+    groups: list[int]
+    places: list[int]
+    #: the parameters of each group
+    lists: list[list[torch.Tensor]]
+    #: of those that have one
+    states: dict[torch.Tensor, Any]
+
+    def in_groups(self, lists: Sequence[list[torch.Tensor]]) -> bool:
+        """Are the parameters where they were?"""
+        try:
+            found = map(getitem, map(lists.__getitem__, self.groups), self.places)
+            return len(lists) == len(self.lists) and all(map(is_, found, self.params))
+        except IndexError:
+            return False
 
 
 class PartialOptimizer:
@@ -30,8 +56,9 @@ class PartialOptimizer:
         self._groups: list[dict[str, Any]] = []
         self._lists: list[list[torch.Tensor]] = []
         self._hooks: dict[str, Any] = {}  # empty ones, by name
-        #: by id of a parameter: its group, and its place in that
-        self._places: dict[int, tuple[int, int]] = {}
+        #: of the present call; of earlier ones, by the id of their first parameter
+        self._taken: Record | None = None
+        self._records: dict[int, Record] = {}
 
     def take(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> int:
         """Take the parameters that are in a group, and return their number. Raises
@@ -42,11 +69,10 @@ class PartialOptimizer:
             raise LanesDiffer(f"its state is a {type(state).__name__}")
         if type(self._state) is not type(state):
             self._state = state.copy()
-        found = self._find(optimizer.param_groups, params)
-        states = {p: state[p] for _, _, p in found if p in state}
+        taken = self._taken = self._record(optimizer, params)
         self._state.clear()
-        self._state.update(states)
-        self._take_groups(optimizer, found)
+        self._state.update(taken.states)
+        self._take_groups(optimizer, taken)
         part = vars(self.stand_in)
         attributes = vars(optimizer).copy()
         for name in OUTSIDE.intersection(attributes):
@@ -60,46 +86,46 @@ class PartialOptimizer:
             part.clear()
         part.update(attributes)
         part["state"], part["param_groups"] = self._state, self._groups
-        return len(found)
+        return len(taken.params)
 
-    def _find(
-        self, groups: Sequence[Any], params: Sequence[torch.Tensor]
-    ) -> list[tuple[int, int, torch.Tensor]]:
-        """Return group, place in it and parameter of each, by group and place."""
-        lists = [group["params"] for group in groups]
-        places = [self._places.get(id(p)) for p in params]
-        if not all(
-            at is not None
-            and at[0] < len(lists)
-            and at[1] < len(lists[at[0]])
-            and lists[at[0]][at[1]] is p
-            for at, p in zip(places, params, strict=True)
+    def _record(self, optimizer: Optimizer, params: Sequence[torch.Tensor]) -> Record:
+        """Return the record of the parameters: an earlier one if it still holds."""
+        lists = [group["params"] for group in optimizer.param_groups]
+        known = self._records.get(id(params[0])) if params else None
+        if (
+            known is None
+            or len(known.params) != len(params)
+            or {*map(id, known.params)} != {*map(id, params)}
+            or not known.in_groups(lists)
         ):
-            self._places = {
-                id(p): (g, i)
-                for g, of_group in enumerate(lists)
-                for i, p in enumerate(of_group)
-            }
-            places = [self._places.get(id(p)) for p in params]
-        pairs = zip(places, params, strict=True)
-        return sorted(
-            ((*at, p) for at, p in pairs if at is not None), key=lambda x: x[:2]
-        )
+            known = _located(lists, params)
+            if len(self._records) >= MOST:
+                self._records.clear()
+            if params:
+                self._records[id(params[0])] = known
+        state = optimizer.state
+        states = [*map(state.get, known.params)]
+        if (
+            len(known.states) != len(states)
+            or any(map(is_, states, repeat(None)))
+            or not all(map(is_, known.states.values(), states))
+        ):
+            pairs = zip(known.params, states, strict=True)
+            of_those = {p: x for p, x in pairs if x is not None or p in state}
+            known = known._replace(states=of_those)
+            if params:
+                self._records[id(params[0])] = known
+        return known
 
-    def _take_groups(
-        self, optimizer: Optimizer, found: Sequence[tuple[int, int, torch.Tensor]]
-    ) -> None:
+    def _take_groups(self, optimizer: Optimizer, taken: Record) -> None:
         groups = optimizer.param_groups
         del self._groups[len(groups) :], self._lists[len(groups) :]
         while len(self._groups) < len(groups):
             self._groups.append({})
             self._lists.append([])
-        for params in self._lists:
-            params.clear()
-        for g, _, p in found:
-            self._lists[g].append(p)
-        triples = zip(self._groups, self._lists, groups, strict=True)
-        for target, params, group in triples:
+        rows = zip(self._groups, self._lists, taken.lists, groups, strict=True)
+        for target, params, those, group in rows:
+            params[:] = those
             if target.keys() != group.keys():
                 target.clear()
             target.update(group)
@@ -108,16 +134,44 @@ class PartialOptimizer:
 
     def give_back(self, optimizer: Optimizer) -> None:
         """Add the state dicts that the step created or replaced to the optimizer's."""
+        own, taken = self._state, self._taken
+        if (
+            taken is not None
+            and len(own) == len(taken.states)
+            and all(map(is_, own, taken.states))
+            and all(map(is_, own.values(), taken.states.values()))
+        ):
+            return
         state = optimizer.state
-        pairs = self._state.items()
-        state.update({p: own for p, own in pairs if state.get(p) is not own})
+        state.update({p: x for p, x in own.items() if state.get(p) is not x})
+
+    def forget(self) -> None:
+        """Release parameters and states of earlier calls."""
+        self._records.clear()
 
     def drop(self) -> None:
-        """Release the optimizer's parameters and their state."""
+        """Release the parameters and the state of this call."""
+        self._taken = None
         if self._state is not None:
             self._state.clear()
         for params in self._lists:
             params.clear()
+
+
+def _located(lists: Sequence[Any], params: Sequence[torch.Tensor]) -> Record:
+    """Return the record of those parameters that a group has, without states."""
+    places = {
+        id(p): (g, i)
+        for g, of_group in enumerate(lists)
+        for i, p in enumerate(of_group)
+    }
+    those = [p for p in params if id(p) in places]
+    those.sort(key=lambda p: places[id(p)])
+    at = [places[id(p)] for p in those]
+    of_groups: list[list[torch.Tensor]] = [[] for _ in lists]
+    for (g, _), p in zip(at, those, strict=True):
+        of_groups[g].append(p)
+    return Record(those, [g for g, _ in at], [i for _, i in at], of_groups, {})
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:

@@ -9,8 +9,9 @@ proves so again if Dynamo retraces the step or the kinds of parameters change.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ BEYOND = 8
 #: Most sets of kinds whose proof is kept.
 MAX_PROVEN = 32
 _LAYOUT = attrgetter("dtype", "requires_grad", "shape", "is_leaf")
+_GRAD, _DTYPE = attrgetter("grad"), attrgetter("dtype")
+_MEMORY = attrgetter("layout", "requires_grad")
 
 
 class Stepper:
@@ -112,6 +115,7 @@ class Stepper:
         """Release what was compiled for a state that has been replaced."""
         with self.lock:
             self._state = self.optimizer.state
+            self._part.forget()
             self._isolated.forget()
 
     def _survey(self) -> None:
@@ -158,7 +162,9 @@ class Stepper:
         """Step the parameters that have a gradient, and free it. Raises
         UnsupportedInput, and then writes nothing.
         """
-        ready = [p for p in params if p.grad is not None]
+        ready = params
+        if any(map(is_, map(_GRAD, params), repeat(None))):
+            ready = [p for p in params if p.grad is not None]
         if not ready:
             return
         device = ready[0].device.type
@@ -186,8 +192,7 @@ class Stepper:
             # the same parameters in each call, with or without a gradient
             if part.take(optimizer, params) != len(params):
                 raise LanesDiffer("a parameter is no longer in its groups")
-            for p in ready:
-                _check_gradient(p)
+            _check_gradients(ready)
             refusal = self._isolated.led(self._prove_again, self.kept)
             if refusal is not None:
                 # it runs in eager, so its effect may differ from the step of all
@@ -207,8 +212,19 @@ class Stepper:
             part.drop()
 
 
+def _check_gradients(params: Sequence[torch.Tensor]) -> None:
+    """Raise LanesDiffer unless the gradients are like those of the proof."""
+    grads = [*map(_GRAD, params)]
+    if (
+        {*map(type, grads)} != {torch.Tensor}
+        or {*map(_MEMORY, grads)} != {(torch.strided, False)}
+        or [*map(_DTYPE, grads)] != [*map(_DTYPE, params)]
+    ):
+        for p in params:
+            _check_gradient(p)
+
+
 def _check_gradient(p: torch.Tensor) -> None:
-    """Raise LanesDiffer unless a gradient is like those of the proof."""
     grad = p.grad
     assert grad is not None
     if type(grad) is not torch.Tensor or grad.layout != torch.strided:
@@ -220,27 +236,29 @@ def _check_gradient(p: torch.Tensor) -> None:
 
 
 class Streams:
-    """Streams on which the gradients of a bucket were computed."""
+    """Streams on which the gradients of a bucket were computed. `stream_of` returns the
+    current one of the bucket's device; None on a CPU.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, stream_of: Callable[[], Any] | None) -> None:
+        self._stream_of = stream_of
         self._streams: dict[Any, Any] = {}
 
-    def arrived(self, p: torch.Tensor) -> None:
+    def arrived(self) -> None:
         """Note the current stream, on which a gradient has been computed."""
-        if p.device.type != "cpu":
-            stream = torch.accelerator.current_stream(p.device)
+        if self._stream_of is not None:
+            stream = self._stream_of()
             self._streams[stream] = stream
 
     def join(self, params: Sequence[torch.Tensor]) -> None:
         """Let the current stream wait for all of the streams."""
-        if not self._streams:
+        if self._stream_of is None:
             return
-        current = torch.accelerator.current_stream(params[0].device)
-        for stream in self._streams:
-            if stream != current:
-                current.wait_stream(stream)
-        if any(stream != current for stream in self._streams):
-            for p in params:
-                if p.grad is not None:
-                    with contextlib.suppress(NotImplementedError):
-                        p.grad.record_stream(current)
+        current = self._stream_of()
+        others = [stream for stream in self._streams if stream != current]
+        for stream in others:
+            current.wait_stream(stream)
+        for p in params if others else ():
+            if p.grad is not None:
+                with contextlib.suppress(NotImplementedError):
+                    p.grad.record_stream(current)
