@@ -5,7 +5,7 @@ As a section: how launches follow the number of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bench import contenders
@@ -19,6 +19,8 @@ from bench.results import Figures
 ALONE = True
 CAP = 120.0
 COUNTS = (10, 300, 1000)
+#: kernels that are listed with their time
+LONGEST = 6
 
 
 def profiled(place: Place, call: Callable[[], object]) -> Figures:
@@ -47,11 +49,10 @@ def profiled(place: Place, call: Callable[[], object]) -> Figures:
         call()
         place.synchronize()
     # a mark of a range, as torch's optimizers make them, is no kernel
-    names = [
-        (e.name, e.device_type)
-        for e in recorded.events()
-        if not getattr(e, "is_user_annotation", False)
+    events = [
+        e for e in recorded.events() if not getattr(e, "is_user_annotation", False)
     ]
+    names = [(e.name, e.device_type) for e in events]
     on_device = [n for n, where in names if where == DeviceType.CUDA]
     copies = [n for n in on_device if n.startswith(("Memcpy", "Memset"))]
     host = [n for n, where in names if where == DeviceType.CPU]
@@ -60,7 +61,16 @@ def profiled(place: Place, call: Callable[[], object]) -> Figures:
         "copies": len(copies),
         "replays": sum("GraphLaunch" in n for n in host),
         "launched": sum("LaunchKernel" in n for n in host),
+        "longest": _longest(e for e in events if e.device_type == DeviceType.CUDA),
     }
+
+
+def _longest(events: Iterable[Any]) -> list[Figures]:
+    """The kernels and copies that took longest, each with its microseconds."""
+    each = sorted(
+        ((e.time_range.elapsed_us(), e.name[:60]) for e in events), reverse=True
+    )
+    return [{"us": us, "name": name} for us, name in each[:LONGEST]]
 
 
 def counts_of(place: Place, call: Callable[[], object]) -> Figures:
