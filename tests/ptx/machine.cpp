@@ -435,7 +435,15 @@ class Machine {
       }
       return;
     }
-    race(all_.write(named, u32(size), who, false), p, th, address, true);
+    const Access* other = all_.write(named, u32(size), who, false);
+    // Triton's threads that hold the same elements all write them to shared memory
+    bool copies = shared && other && other->writes && other->program == p.id &&
+                  other->instr == th.pc;
+    for (u64 k = 0; k < parts; ++k) {
+      u64 word = th.registers[i.from[k + 1]];
+      copies = copies && !std::memcmp(place + k * i.width, &word, i.width);
+    }
+    if (!copies) race(other, p, th, address, true);
     for (u64 k = 0; k < parts; ++k) {
       s32 which = i.from[k + 1];
       u64 word = th.registers[which], at = k * i.width;
