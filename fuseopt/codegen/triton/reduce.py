@@ -20,6 +20,9 @@ from .variant import RECORD, Function
 #: that the last chunk folds at a time.
 OUTS = 32
 PARTS = 64
+#: Elements of a result up to which a program computes no more of each than these: the
+#: rows of a convolution's kernel have 3.
+SHORT = 8
 
 HELPERS = """\
 @triton.jit
@@ -301,22 +304,12 @@ class ReduceWriter:
             f"o = ordinal.to(tl.int64) * {OUTS} + tl.arange(0, {OUTS})",
             "outer = tl.load(shape + 3).to(tl.int32)",
             "folded = tl.load(shape + 4).to(tl.int32)",
-            "if tl.load(shape) != 0:",
-            *indent(
-                over_lines(
-                    f"{self.names()} = fold{self.n}(",
-                    [*arguments, f"BLOCK // {OUTS}", "True"],
-                    ")",
-                )
-            ),
+            f"if tl.load(shape + 2) <= {SHORT}:",
+            *indent(self._folded(arguments, str(SHORT), "False")),
+            "elif tl.load(shape) != 0:",
+            *indent(self._folded(arguments, f"BLOCK // {OUTS}", "True")),
             "else:",
-            *indent(
-                over_lines(
-                    f"{self.names()} = fold{self.n}(",
-                    [*arguments, f"BLOCK // {OUTS}", "False"],
-                    ")",
-                )
-            ),
+            *indent(self._folded(arguments, f"BLOCK // {OUTS}", "False")),
             f"to = shape + 5 + (1 + {len(self.slots)}) * (outer + folded)",
             "rest = o",
             *(f"o{s} = o * 0" for s in self.results),
@@ -334,3 +327,9 @@ class ReduceWriter:
             *self.w.ticket(),
         ]
         return [fold, self.w.shell(body, self.results)]
+
+    def _folded(self, arguments: list[str], elements: str, columns: str) -> list[str]:
+        """Return the call of a fold that takes so many elements of a result at once."""
+        return over_lines(
+            f"{self.names()} = fold{self.n}(", [*arguments, elements, columns], ")"
+        )
