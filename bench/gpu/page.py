@@ -44,7 +44,7 @@ TABLES = (
 
 
 def files() -> list[Path]:
-    """Results of GPUs that compared bits, by name."""
+    """Results of GPUs that compared bits or measured steps, by name."""
     found = sorted(FOLDER.glob("gpu-*.json"))
     return [path for path in found if {"correctness", "steps"} & {*_sections(path)}]
 

@@ -49,14 +49,14 @@ def prepare(case: dict[str, Any], place: Place) -> Callable[[], Figures]:
     def measure() -> Figures:
         taken = sorted(queued(place, call, CALLS) for _ in range(5))
         profile = cProfile.Profile()
-        for _ in range(2 if place.tiny else 5):
+        rounds = 2 if place.tiny else 5
+        for _ in range(rounds):
             place.synchronize()
             profile.enable()
             for _ in range(CALLS):
                 call()
             profile.disable()
-        calls = CALLS * (2 if place.tiny else 5)
-        return {"us": 1e6 * taken[2], "functions": _most(profile, calls)}
+        return {"us": 1e6 * taken[2], "functions": _most(profile, CALLS * rounds)}
 
     return measure
 

@@ -93,7 +93,7 @@ class KindModels:
         if len(groups) != len(self.lists):
             raise LanesDiffer("its groups change during a backward")
         shadow: Any = stand_in(optimizer)
-        vars(shadow).update(attributes_of(optimizer))
+        vars(shadow).update(attributes_of(optimizer, {}))
         shadow.state = self.state
         shadow.param_groups = [
             {**group, "params": params}

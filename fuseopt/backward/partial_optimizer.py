@@ -74,14 +74,7 @@ class PartialOptimizer:
         self._state.update(taken.states)
         self._take_groups(optimizer, taken)
         part = vars(self.stand_in)
-        attributes = vars(optimizer).copy()
-        for name in OUTSIDE.intersection(attributes):
-            del attributes[name]
-        for name in filter(is_hooks, vars(optimizer)):
-            # the same objects in each call, since other ones would be a change
-            if name not in self._hooks:
-                self._hooks[name] = collections.OrderedDict()
-            attributes[name] = self._hooks[name]
+        attributes = attributes_of(optimizer, self._hooks)
         if part.keys() - attributes.keys() - {"state", "param_groups"}:
             part.clear()
         part.update(attributes)
@@ -101,8 +94,6 @@ class PartialOptimizer:
             known = _located(lists, params)
             if len(self._records) >= MOST:
                 self._records.clear()
-            if params:
-                self._records[id(params[0])] = known
         state = optimizer.state
         states = [*map(state.get, known.params)]
         if (
@@ -113,8 +104,8 @@ class PartialOptimizer:
             pairs = zip(known.params, states, strict=True)
             of_those = {p: x for p, x in pairs if x is not None or p in state}
             known = known._replace(states=of_those)
-            if params:
-                self._records[id(params[0])] = known
+        if params:
+            self._records[id(params[0])] = known
         return known
 
     def _take_groups(self, optimizer: Optimizer, taken: Record) -> None:
@@ -174,10 +165,17 @@ def _located(lists: Sequence[Any], params: Sequence[torch.Tensor]) -> Record:
     return Record(those, [g for g, _ in at], [i for _, i in at], of_groups, {})
 
 
-def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer besides groups and state, without hooks."""
-    return {
-        name: collections.OrderedDict() if is_hooks(name) else value
-        for name, value in vars(optimizer).items()
-        if name not in OUTSIDE
-    }
+def attributes_of(optimizer: Optimizer, hooks: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an optimizer besides groups and state, without hooks.
+
+    `hooks`: by name, the empty dicts in place of hooks. Calls with one such dict give
+    the same objects, since other ones would be a change.
+    """
+    attributes = vars(optimizer).copy()
+    for name in OUTSIDE.intersection(attributes):
+        del attributes[name]
+    for name in filter(is_hooks, vars(optimizer)):
+        if name not in hooks:
+            hooks[name] = collections.OrderedDict()
+        attributes[name] = hooks[name]
+    return attributes

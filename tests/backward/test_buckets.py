@@ -16,7 +16,7 @@ from fuseopt.backward.buckets import buckets_of
 from tests.frames import lines
 from tests.steps import same_bits
 
-#: Lines of a bucket's step of two parameters, the hooks and autograd's included.
+#: Lines of fuseopt that a bucket of two parameters runs, with its hooks.
 LINES = 670
 
 
