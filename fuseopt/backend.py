@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     return BACKEND
 
 
-def _take(step: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments) -> Any:
+def _take(step: Any, optimizer: torch.optim.Optimizer, given: CompileArguments) -> Any:
     from .compat import disabled
     from .errors import UnsupportedInput
     from .isolate.compile import compile_bound
@@ -34,7 +34,7 @@ def _take(step: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments) 
     reason = disabled(optimizer)
     if reason:
         raise UnsupportedInput(reason)
-    return compile_bound(step, optimizer, asked)
+    return compile_bound(step, optimizer, given)
 
 
 take_bound_steps(_take)

@@ -106,11 +106,11 @@ def explain(
             "TORCH_LOGS=graph_breaks to see why"
         )
     if not isinstance(owner, torch.optim.Optimizer):
-        _tell_of_cuts(found[0], function, cuts)
+        _warn_of_cuts(found[0], function, cuts)
     return found[0]
 
 
-def _tell_of_cuts(report: Report, function: Any, cuts: Sequence[Any]) -> None:
+def _warn_of_cuts(report: Report, function: Any, cuts: Sequence[Any]) -> None:
     """Report where Dynamo ends the graph of a function, and which call replaces it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or not cuts:

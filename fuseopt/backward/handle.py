@@ -118,7 +118,7 @@ class InBackward(Optimizer):
             self.optimizer.add_param_group(param_group)
             params = self.optimizer.param_groups[-1]["params"]
             try:
-                self._stepper.look()
+                self._stepper.refresh()
                 self._add_buckets(buckets_of(BYTES, None, params))
             except UnsupportedInput:
                 del self.optimizer.param_groups[n:]
@@ -135,7 +135,7 @@ class InBackward(Optimizer):
                 loss = closure()
         if any(p.grad is not None for p in parameters_of([self.optimizer])):
             self._check()
-            self._stepper.look()
+            self._stepper.refresh()
             for bucket in self._buckets:
                 self._stepper.step(bucket)
         self._opt_called = True
@@ -273,7 +273,7 @@ class InBackward(Optimizer):
                 "a backward runs within another backward, so parameters may get more "
                 "gradients later. Use checkpoint(..., use_reentrant=False)"
             )
-        self._stepper.look()
+        self._stepper.refresh()
         new_pass = _Pass(task, [*self._buckets], self._stream_of)
         owner = weakref.ref(self)
 

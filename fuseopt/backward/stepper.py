@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..compiler.diagnostics import tell_of_step
+from ..compiler.diagnostics import warn_of_step
 from ..compiler.entry import attach
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
@@ -78,9 +78,9 @@ class Stepper:
             )
         except LanesDiffer as error:
             raise self._refused(str(error)) from error
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the kinds of parameters, at the beginning of a backward, and prove the
         step for new ones. Raises UnsupportedInput.
         """
@@ -203,7 +203,7 @@ class Stepper:
                         f"{refusal} (options={{'fallback': 'error'}} was given)"
                     )
                 if refusal:
-                    tell_of_step(optimizer, refusal)
+                    warn_of_step(optimizer, refusal)
                 self._function(part.stand_in)
             part.give_back(optimizer)
         except LanesDiffer as error:

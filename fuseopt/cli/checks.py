@@ -18,13 +18,13 @@ class Finding:
     """One line of `doctor`.
 
     `state`: "ok", "warn" (works, but slower or in part) or "fail" (steps run in eager).
-    `told`: the text of the line. `remedy`: the command or the setting that fixes it;
+    `text`: the text of the line. `remedy`: the command or the setting that fixes it;
     empty if nothing is wrong.
     """
 
     name: str
     state: str
-    told: str
+    text: str
     remedy: str = ""
 
 
@@ -62,17 +62,19 @@ def capabilities() -> Finding:
     for x in compat.switches.table.values():
         x.available()
     every, lacking = len(compat.switches.table), compat.lacking()
-    unknown = sorted(compat.switches.asked() - compat.switches.table.keys() - {"all"})
-    told = [f"{every - len(lacking)} of {every} are there"]
-    told += [f"{x.name}: {x.missing()}. Without: {x.without}" for x in lacking]
-    told += [f"FUSEOPT_WITHOUT names {x!r}, which there is not" for x in unknown]
+    unknown = sorted(
+        compat.switches.requested() - compat.switches.table.keys() - {"all"}
+    )
+    detail = [f"{every - len(lacking)} of {every} are there"]
+    detail += [f"{x.name}: {x.missing()}. Without: {x.without}" for x in lacking]
+    detail += [f"FUSEOPT_WITHOUT names {x!r}, which there is not" for x in unknown]
     state = "warn" if lacking or unknown else "ok"
     remedy = "" if state == "ok" else "python -m fuseopt doctor --verbose"
     if any(not x.off for x in lacking):
         remedy = "pip install a torch that was checked; report this line"
     elif lacking or unknown:
         remedy = "unset FUSEOPT_WITHOUT"
-    return Finding("parts of torch", state, "\n".join(told), remedy)
+    return Finding("parts of torch", state, "\n".join(detail), remedy)
 
 
 def entry_point() -> Finding:
@@ -99,11 +101,11 @@ def compiler() -> Finding:
         return Finding("C++ compiler", "ok", find_compiler().name)
     except CompilerMissing as error:
         kernels = prebuilt.count()
-        told = (
+        detail = (
             f"{error}\n{kernels} kernels of common steps came with the package: they "
         )
-        told += f"run without one, for {(*prebuilt.levels(), '')[0]}; others in eager"
-        state, text = ("warn", told) if kernels else ("fail", str(error))
+        detail += f"run without one, for {(*prebuilt.levels(), '')[0]}; others in eager"
+        state, text = ("warn", detail) if kernels else ("fail", str(error))
         return Finding("C++ compiler", state, text, "apt install g++")
 
 
@@ -112,8 +114,8 @@ def triton() -> Finding:
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        told = "not installed: steps of tensors on a GPU run in eager"
-        return Finding("triton", "warn", told, "pip install triton")
+        detail = "not installed: steps of tensors on a GPU run in eager"
+        return Finding("triton", "warn", detail, "pip install triton")
     return Finding("triton", "ok", version)
 
 
@@ -129,8 +131,8 @@ def cache() -> Finding:
         return Finding("kernel cache", "ok", f"{folder}, not made yet")
     except OSError as error:
         return Finding("kernel cache", "warn", str(error), f"chmod -R go-w {folder}")
-    told = f"{folder}: {kernels:,} kernels, {megabytes(size)}"
-    return Finding("kernel cache", "ok", told)
+    detail = f"{folder}: {kernels:,} kernels, {megabytes(size)}"
+    return Finding("kernel cache", "ok", detail)
 
 
 def gpu() -> Finding:
@@ -139,14 +141,14 @@ def gpu() -> Finding:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
-        told = "none that torch can use" if built else "none: torch is a CPU build"
-        return Finding("GPU", "ok", told)
+        detail = "none that torch can use" if built else "none: torch is a CPU build"
+        return Finding("GPU", "ok", detail)
     where = torch.cuda.get_device_properties(0)
     more = torch.cuda.device_count() - 1
-    told = f"{where.name}, {where.total_memory / 2**30:.0f} GiB"
-    told += f", compute capability {where.major}.{where.minor}"
-    told += f", and {more} more" if more else ""
-    return Finding("GPU", "ok", f"{told}; CUDA {torch.version.cuda}")
+    detail = f"{where.name}, {where.total_memory / 2**30:.0f} GiB"
+    detail += f", compute capability {where.major}.{where.minor}"
+    detail += f", and {more} more" if more else ""
+    return Finding("GPU", "ok", f"{detail}; CUDA {torch.version.cuda}")
 
 
 def step_on(device: str) -> Finding:

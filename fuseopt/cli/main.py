@@ -98,7 +98,7 @@ def _doctor(given: argparse.Namespace) -> int:
     rows = []
     for finding in findings:
         mended = f"\n-> {finding.remedy}" if finding.remedy else ""
-        rows.append((finding.state, finding.name, finding.told + mended))
+        rows.append((finding.state, finding.name, finding.text + mended))
     print_table((), rows)
     return int(failed)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Names of the dtypes that parameters may have.
 DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64")
-COLUMNS = ("target", "dtype", "outcome", "launches", "why")
+COLUMNS = ("target", "dtype", "outcome", "launches", "reason")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def run(given: argparse.Namespace) -> int:
     else:
         print_table(COLUMNS, [*map(row, results)])
         print()
-        print(*(line for x in results for line in told(x)), sep="\n")
+        print(*(line for x in results for line in lines_of(x)), sep="\n")
     return int(any(x.outcome != "equal" for x in results))
 
 
@@ -74,10 +74,10 @@ def option(text: str) -> tuple[str, Any]:
 def row(result: Result) -> tuple[str, ...]:
     """Return the cells of a result."""
     launches = "–" if result.launches is None else str(result.launches)
-    return (result.target, result.dtype, result.outcome, launches, result.why)
+    return (result.target, result.dtype, result.outcome, launches, result.reason)
 
 
-def told(result: Result) -> Iterator[str]:
+def lines_of(result: Result) -> Iterator[str]:
     """Yield lines of text that describe a result."""
     if not result.elements:
         return
@@ -86,12 +86,12 @@ def told(result: Result) -> Iterator[str]:
         f"{name}: {result.parameters} parameters ({result.shapes} shapes), "
         f"{result.elements:,} elements, {result.steps} steps; {_listed(result.done)}"
     )
-    for event, why in result.left_out:
-        yield f"  left out: {event} ({why})"
+    for event, reason in result.left_out:
+        yield f"  left out: {event} ({reason})"
     yield from (f"  differs: {x}" for x in result.differences)
     if result.control:
         yield f"  control, by an ulp: {result.control}"
-    yield from (f"  {x}" for x in result.told)
+    yield from (f"  {x}" for x in result.warnings)
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -76,6 +76,7 @@ from .leaving import refusal_of, refuse_step
 from .nodes import gives_to, gradient_of_lookup, is_lookup, nodes_near
 from .notices import Limits, cuts_noted
 from .numpy_floats import is_numpy_float, may_follow_numpy
+from .patch_state import patch_state
 from .patches import patches
 from .plain import as_if_compiling
 from .profiling import profiled, profiler_range
@@ -139,7 +140,6 @@ from .traced import (
     stance,
 )
 from .tracing import traces_step
-from .watched import watched
 from .window import Window, settle_interrupted
 from .wrappers import (
     DECORATED,
@@ -260,6 +260,7 @@ __all__ = [
     "nodes_near",
     "number_sources",
     "part_places",
+    "patch_state",
     "patches",
     "plainly",
     "profiled",
@@ -300,7 +301,6 @@ __all__ = [
     "vector_library",
     "version_functions",
     "waiting",
-    "watched",
     "why_no_backward_is_known",
     "without_modes",
     "wraps_others",

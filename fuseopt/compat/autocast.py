@@ -17,9 +17,9 @@ _KINDS = ("cpu", "cuda", "xpu", "mps")
 
 def autocasts() -> bool:
     """Is autocast on in this thread, for devices of any kind?"""
-    asked = find("torch._C:_is_any_autocast_enabled", None)
-    if asked is not None:
-        return bool(asked())
+    check = find("torch._C:_is_any_autocast_enabled", None)
+    if check is not None:
+        return bool(check())
     return any(map(torch.is_autocast_enabled, _KINDS))
 
 
@@ -28,9 +28,9 @@ def may_cast(name: str, kind: str) -> bool:
 
     Also True if torch does not report it.
     """
-    asked = find("torch._C:_dispatch_has_kernel_for_dispatch_key", None)
+    check = find("torch._C:_dispatch_has_kernel_for_dispatch_key", None)
     suffix = "PrivateUse1" if kind == "privateuseone" else kind.upper()
     try:
-        return asked is None or bool(asked(f"aten::{name}", f"Autocast{suffix}"))
+        return check is None or bool(check(f"aten::{name}", f"Autocast{suffix}"))
     except RuntimeError:  # no such op, or no such key
         return kind != "cpu"

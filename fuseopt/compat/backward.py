@@ -119,10 +119,10 @@ def _counted_of_gradient() -> tuple[int, int, int] | None:
     owner = torch.zeros(1, requires_grad=True)
     owned = torch.zeros(1)
     owner.grad = owned
-    return _counted_as_asked(owned)
+    return _exact_counts(owned)
 
 
-def _counted_as_asked(t: torch.Tensor) -> tuple[int, int, int]:
+def _exact_counts(t: torch.Tensor) -> tuple[int, int, int]:
     return _counted(t)  # counted at the same call depth as in `has_one_owner`
 
 

@@ -63,7 +63,7 @@ def BOUND_STEPS() -> None:
     if parameters and not names & set(SHAPES):
         raise Missing("_TorchDynamoContext keeps its shapes elsewhere")
     attribute_of(torch, "compile")
-    if not _is_told():
+    if not _lookups_are_reported():
         lookup = find("torch._dynamo.backends.registry:lookup_backend")
         if "_BACKENDS" not in lookup.__code__.co_names or type(_table()) is not dict:
             raise Missing("lookup_backend reads no table _BACKENDS")
@@ -72,10 +72,10 @@ def BOUND_STEPS() -> None:
 class BoundSteps:
     """Intercepts torch.compile for the bound step of an optimizer and `backend`.
 
-    `take(function, optimizer, asked)` compiles the step, or a function that replaces
-    it. If it returns None, Dynamo compiles the function. `left(optimizer)` is called if
-    nothing can be taken over. `context()` is entered around each call of a function
-    that torch.compile compiles for the backend; torch supports such a context.
+    `take(function, optimizer, arguments)` compiles the step, or a function that
+    replaces it. If it returns None, Dynamo compiles the function. `left(optimizer)` is
+    called if nothing can be taken over. `context()` is entered around each call of a
+    function that torch.compile compiles for the backend; torch supports such a context.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class BoundSteps:
         self._waiting: dict[int, weakref.ref[Any] | None] = {}
         self._theirs: Any = None
 
-    def look(self) -> None:
+    def on_lookup(self) -> None:
         """Handle a lookup of the backend, by torch.compile or by another caller."""
-        if not _is_told():
-            _watch_names(self.look)
+        if not _lookups_are_reported():
+            _watch_names(self.on_lookup)
         wrapper, given = _in_compile()
         if wrapper is None:
             return
@@ -136,10 +136,10 @@ class BoundSteps:
 
     def _call(self, theirs: Callable[..., Any], context: Any, fn: Any) -> Any:
         owner = owner_of(fn)
-        asked = None if owner is None else _asked(context, self.backend)
+        arguments = None if owner is None else _arguments(context, self.backend)
         self._done(threading.get_ident())
-        if owner is not None and asked is not None:
-            taken = self.take(fn, owner, asked)
+        if owner is not None and arguments is not None:
+            taken = self.take(fn, owner, arguments)
             if taken is not None:
                 return taken
         return theirs(context, fn)
@@ -166,28 +166,28 @@ def _in_compile() -> tuple[Any, Any]:
 
 
 class _Name(str):
-    """A backend's name as a key of torch's table; it calls `look` at each lookup.
+    """A backend's name as a key of torch's table; it calls `on_lookup` at each lookup.
 
     A dict compares the key of a lookup with its own key, or hashes it.
     """
 
     @staticmethod
-    def look() -> None:
+    def on_lookup() -> None:
         """Set to another before the name is in the table."""
 
     def __eq__(self, other: object) -> bool:
-        self.look()
+        self.on_lookup()
         return str.__eq__(self, other)
 
     def __hash__(self) -> int:
-        self.look()
+        self.on_lookup()
         return str.__hash__(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)
 
 
-def _is_told() -> bool:
+def _lookups_are_reported() -> bool:
     """Does torch notify a backend of each lookup, as torch 2.15 does?"""
     name = "torch._dynamo.eval_frame:_maybe_fire_backend_init"
     return find(name, None) is not None
@@ -198,7 +198,7 @@ def _table() -> Any:
     return find("torch._dynamo.backends.registry:_BACKENDS", None)
 
 
-def _watch_names(look: Callable[[], None]) -> None:
+def _watch_names(on_lookup: Callable[[], None]) -> None:
     """Make the names by which torch loads the backend report a lookup."""
     table = _table()
     if not isinstance(table, dict):
@@ -206,9 +206,9 @@ def _watch_names(look: Callable[[], None]) -> None:
     home = f"{__name__.partition('.')[0]}."
     for name, point in [*table.items()]:
         if type(name) is str and str(getattr(point, "value", "")).startswith(home):
-            watched = _Name(name)
-            entry = {watched: point}
-            vars(watched)["look"] = look
+            key = _Name(name)
+            entry = {key: point}
+            vars(key)["on_lookup"] = on_lookup
             # no Python code runs between the two, so the name is never missing
             both = partial(table.pop, name, None), partial(table.update, entry)
             [*map(partial.__call__, both)]
@@ -239,7 +239,7 @@ def _stands_for(function: Any, optimizer: torch.optim.Optimizer) -> bool:
     return vars(optimizer).get("step") is function
 
 
-def _asked(context: Any, backend: Callable[..., Any]) -> CompileArguments | None:
+def _arguments(context: Any, backend: Callable[..., Any]) -> CompileArguments | None:
     """Return the torch.compile arguments of a compiling context.
 
     Returns None if a step does not support them, or if another layer lies between torch

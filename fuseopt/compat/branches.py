@@ -25,6 +25,7 @@ from torch.fx import Node
 from .layers import traces_for
 from .merge_points import NoMergePoint, Place, is_read, leaving, meeting_of
 from .names import find
+from .patch_state import patch_state
 from .patches import Hook, Patcher, patch
 from .plain import is_unknown
 from .schemas import written
@@ -37,7 +38,6 @@ from .tensor_branches import (
     truth_of,
     watch_choices,
 )
-from .watched import watched
 
 log = logging.getLogger("fuseopt")
 
@@ -67,7 +67,7 @@ def BRANCHES(patcher: Patcher) -> None:
     def jump(original: Hook, self: Any, inst: Any) -> Any:
         if not traces_for(self, backend):
             return original(self, inst)
-        if self.indexof[inst] in watched.one_way.get(self.f_code, ()):
+        if self.indexof[inst] in patch_state.one_way.get(self.f_code, ()):
             return original(self, inst)
         value = truth_of(self, self.stack[-1]) or self.stack[-1]
         if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):
@@ -163,7 +163,7 @@ class _Fork:
         tx.pop()
         begin = tx.instruction_pointer
         target = tx.indexof[self.inst.target]
-        meetings = watched.meetings.setdefault(tx.f_code, {})
+        meetings = patch_state.meetings.setdefault(tx.f_code, {})
         if begin not in meetings:
             meetings[begin] = meeting_of(tx, begin, target, begin - 1)
         meeting = meetings[begin]

@@ -147,7 +147,7 @@ class Switches:
         for clear in self.caches:
             clear()
 
-    def asked(self) -> frozenset[str]:
+    def requested(self) -> frozenset[str]:
         """Return the names that are switched off, valid or not."""
         self.off("")
         return frozenset().union(self._off or (), *self._without)

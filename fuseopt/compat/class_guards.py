@@ -23,7 +23,7 @@ import torch
 
 from .guards import guard
 from .hazards import VALUES
-from .hooks import ask, asks
+from .hooks import guard_once, is_ours
 from .leaving import refuse
 from .names import find
 from .patches import Hook, Patcher
@@ -35,13 +35,13 @@ def BUILTINS(patcher: Patcher) -> None:
     kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
 
     def load(original: Hook, self: Any, name: Any) -> Any:
-        if asks(self):
+        if is_ours(self):
             globals_ = self.f_globals
             names_by_module = vars(self.output).setdefault("fuseopt_builtins", {})
             names = names_by_module.setdefault(id(globals_), set())
             names.add(name)
             what = f"{globals_.get('__name__')!r} hides none of the builtins"
-            ask(self, what, functools.partial(names.isdisjoint, globals_))
+            guard_once(self, what, functools.partial(names.isdisjoint, globals_))
         return original(self, name)
 
     patcher.around(kind, "load_builtin_from_argval", load, "self", "argval")
@@ -67,13 +67,13 @@ class Classes:
         for one in kind.__mro__:
             if id(one) not in self._kinds and not _steady(one):
                 self._kinds[id(one)] = weakref.ref(one)
-                self._held[id(one)] = self._look(one)
+                self._held[id(one)] = self._read(one)
                 for value in vars(one).values():
                     with contextlib.suppress(TypeError):
                         self._weak.append(weakref.ref(value, self._gone.append))
 
     @staticmethod
-    def _look(kind: type) -> tuple[int, list[str], list[int], list[int]]:
+    def _read(kind: type) -> tuple[int, list[str], list[int], list[int]]:
         attributes = vars(kind)
         values = [
             id(type(x) if isinstance(x, (*VALUES, type(None))) else x)
@@ -90,7 +90,7 @@ class Classes:
             return False
         for number, kind in self._kinds.items():
             referent = kind()
-            if referent is None or self._look(referent) != self._held[number]:
+            if referent is None or self._read(referent) != self._held[number]:
                 return False
         return True
 
@@ -121,7 +121,7 @@ def _note_class(tx: Any, value: Any) -> None:
     if classes is None:
         classes = Classes()
         tx.output.fuseopt_classes = classes
-        ask(tx, "classes hold what they held", classes.same)
+        guard_once(tx, "classes hold what they held", classes.same)
     classes.note(kind)
 
 
@@ -133,12 +133,12 @@ def CLASSES(patcher: Patcher) -> None:
 
     def build(original: Hook, self: Any, value: Any) -> Any:
         variable = original(self, value)
-        if asks(self.tx):
+        if is_ours(self.tx):
             _note_class(self.tx, value)
         return variable
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if asks(tx):
+        if is_ours(tx):
             _note_class(tx, self.value)
         return original(self, tx, args, kwargs)
 
@@ -150,7 +150,7 @@ def CLASSES(patcher: Patcher) -> None:
 STEADY = (type, enum.EnumMeta, type(torch.Tensor))
 
 
-def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
+def _guard_kinds(tx: Any, kinds: Any, tested: Any, function: Any) -> None:
     try:
         constant = kinds.as_python_constant()
     except NotImplementedError:
@@ -164,22 +164,22 @@ def _guard_kinds(tx: Any, kinds: Any, asked: Any, function: Any) -> None:
         check = getattr(type(kind), "__instancecheck__", type.__instancecheck__)
         if check is abc.ABCMeta.__instancecheck__:
             # a class registered with it may change this
-            _note_answer(tx, kind, asked, function)
+            _note_answer(tx, kind, tested, function)
         elif isinstance(kind, type) and not any(
             check is x.__instancecheck__ for x in (*STEADY, type(torch.nn.Parameter))
         ):
             refuse(tx, f"it tests an instance with {kind.__name__}")
 
 
-def _note_answer(tx: Any, kind: Any, asked: Any, function: Any) -> None:
+def _note_answer(tx: Any, kind: Any, tested: Any, function: Any) -> None:
     """Guard whether an object's class is a subclass of an abstract class."""
     answers = vars(tx.output).get("fuseopt_answers")
     if answers is None:
         answers = tx.output.fuseopt_answers = _Answers()
-        ask(tx, "abstract classes have the classes that they had", answers.same)
+        guard_once(tx, "abstract classes have the classes that they had", answers.same)
     try:
         constant = function is issubclass
-        subject = asked.as_python_constant() if constant else asked.python_type()
+        subject = tested.as_python_constant() if constant else tested.python_type()
         answers.note(subject, kind)
     except (NotImplementedError, TypeError):
         answers.any = True
@@ -215,7 +215,7 @@ def INSTANCES(patcher: Patcher) -> None:
     kind = find("torch._dynamo.variables.builtin:BuiltinVariable")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.fn in (isinstance, issubclass) and len(args) == 2 and asks(tx):
+        if self.fn in (isinstance, issubclass) and len(args) == 2 and is_ours(tx):
             _guard_kinds(tx, args[1], args[0], self.fn)
         return original(self, tx, args, kwargs)
 
@@ -248,8 +248,8 @@ class _Methods:
                 self._absent.append(name)
             present = [x for x in self._names if x not in self._absent]
             if present:
-                look = operator.attrgetter(*present)
-                self._now = functools.partial(map, look, self.KINDS)
+                read = operator.attrgetter(*present)
+                self._now = functools.partial(map, read, self.KINDS)
                 self._held = list(self._now())
         return self._names[name]
 
@@ -276,7 +276,7 @@ def _note_method(tx: Any, name: str) -> None:
     methods = vars(tx.output).get("fuseopt_methods")
     if methods is None:
         methods = tx.output.fuseopt_methods = _Methods()
-        ask(tx, "tensors have the methods that they had", methods.same)
+        guard_once(tx, "tensors have the methods that they had", methods.same)
     if not methods.note(name):
         refuse(tx, f"it calls Tensor.{name}, which somebody has replaced")
 
@@ -288,12 +288,12 @@ def TENSOR_METHODS(patcher: Patcher) -> None:
     builtin = find("torch._dynamo.variables.builtin:BuiltinVariable")
 
     def method(original: Hook, self: Any, tx: Any, name: str, *more: Any) -> Any:
-        if asks(tx):
+        if is_ours(tx):
             _note_method(tx, name)
         return original(self, tx, name, *more)
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(self.fn, "__module__", "") == "_operator" and asks(tx):
+        if getattr(self.fn, "__module__", "") == "_operator" and is_ours(tx):
             if any(isinstance(x, tensor) for x in args):
                 name = self.fn.__name__.strip("_")
                 for one in (f"__{name}__", f"__r{name}__"):

@@ -16,7 +16,7 @@ def take_for_symbols(values: frozenset[int]) -> None:
     be equal to one of them.
     """
     tracing.counted = values
-    tracing.asks = False
+    tracing.restricted = False
 
 
 def is_counted(value: object, name: str) -> bool:
@@ -35,7 +35,7 @@ def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
     """
     if not values:
         return True
-    if tracing.asks:
+    if tracing.restricted:
         return False
     for node in gm.graph.find_nodes(op="placeholder"):
         number = node.meta.get("example_value")
@@ -45,10 +45,10 @@ def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
             env: Any = number.node.shape_env
             expr = number.node.expr
             hint = number.node.hint
-            asked = {x for guard in env.guards for x in guard.expr.free_symbols}
+            guarded = {x for guard in env.guards for x in guard.expr.free_symbols}
             replaced = env.replacements
         except AttributeError:
             return False
-        if hint in values and (expr in asked or expr in replaced):
+        if hint in values and (expr in guarded or expr in replaced):
             return False
     return True

@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from .guards import guard
-from .hooks import asks
+from .hooks import is_ours
 from .leaving import refuse
 from .names import attribute_of, either, find
 from .patches import Hook, Patcher
@@ -31,7 +31,7 @@ def CLASS_WRITES(patcher: Patcher) -> None:
     def stored(original: Hook, self: Any, item: Any, *args: Any, **more: Any) -> Any:
         if isinstance(item, classes):
             tx = self.output_graph_weakref().root_tx
-            if asks(tx):
+            if is_ours(tx):
                 refuse(tx, f"it writes an attribute of the class {item.value.__name__}")
         return original(self, item, *args, **more)
 
@@ -47,7 +47,7 @@ def FINALIZERS(patcher: Patcher) -> None:
     classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
 
     def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
-        if asks(tx) and hasattr(self.value, "__del__"):
+        if is_ours(tx) and hasattr(self.value, "__del__"):
             refuse(tx, f"it makes a {self.value.__name__}, which has a __del__")
         return original(self, tx, *args)
 
@@ -75,7 +75,7 @@ def KEPT_ITERATORS(patcher: Patcher) -> None:
             tracing.writing = before
 
     def rebuild(original: Hook, self: Any, codegen: Any) -> Any:
-        if tracing.writing and asks(codegen.tx):
+        if tracing.writing and is_ours(codegen.tx):
             refuse(codegen.tx, "it keeps an iterator")
         return original(self, codegen)
 
@@ -106,7 +106,7 @@ def LEFT_GENERATORS(patcher: Patcher) -> None:
     def make(original: Hook, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         tx = self.inline_tracer
-        if asks(tx) and handles(self.code):
+        if is_ours(tx) and handles(self.code):
             vars(tx.output).setdefault("fuseopt_generators", []).append(self)
 
     def compile(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def HASHES(patcher: Patcher) -> None:
         kind = type(value)
         if hashes_itself(kind):
             tx = translator.current_tx()
-            if asks(tx):
+            if is_ours(tx):
                 refuse(tx, f"it has a key of {kind.__name__}, which has its own hash")
         original(self, vt)
 

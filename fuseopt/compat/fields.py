@@ -361,23 +361,23 @@ def _version_functions() -> tuple[int, int] | None:
     """
     try:
         library = torch_library("libtorch_cpu", ctypes.CDLL)
-        ask, bump = getattr(library, _VERSION), getattr(library, _BUMP)
+        read, bump = getattr(library, _VERSION), getattr(library, _BUMP)
     except (OSError, AttributeError):
         return None
     t = torch.zeros(1, device="cpu")
     offset = _handle_offset((t,))
     if offset is None:
         return None
-    ask.restype, ask.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    read.restype, read.argtypes = ctypes.c_int64, [ctypes.c_void_p]
     bump.restype, bump.argtypes = None, [ctypes.c_void_p]
     for change in (lambda: None, lambda: t.add_(1), lambda: bump(id(t) + offset)):
         before = t._version
         change()
-        if ask(id(t) + offset) != t._version:
+        if read(id(t) + offset) != t._version:
             return None
     if t._version != before + 1:
         return None
-    a, b = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (ask, bump))
+    a, b = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (read, bump))
     return a, b
 
 
@@ -406,7 +406,7 @@ def gradient_getter(kinds: Sequence[type]) -> tuple[Any, int] | None:
     return None if not function else (descriptors[0], function)
 
 
-def _ask(field: str, t: torch.Tensor) -> int:
+def _read(field: str, t: torch.Tensor) -> int:
     """Return the code that a function of the C shim returns for a tensor."""
     shims = _shims() or {}
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
@@ -429,5 +429,5 @@ class Codes:
         key = t.dtype, t.device
         if key not in self._codes:
             names = "dtype", "device", "device_index"
-            self._codes[key] = tuple([_ask(name, t) for name in names])
+            self._codes[key] = tuple([_read(name, t) for name in names])
         return self._codes[key]

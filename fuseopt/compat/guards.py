@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .hooks import add_lambda, all_kinds, asks, found_at, install, name_of
+from .hooks import add_lambda, all_kinds, found_at, install, is_ours, name_of
 from .leaving import refuse
 from .names import attribute_of, find, takes
 from .outcomes import node_of, settled
@@ -50,25 +50,25 @@ def MISSES(patcher: Patcher) -> None:
     find("torch._dynamo.guards:GuardBuilder.HASATTR")
     read = attribute_of(base, "tp_getattro_impl", "var_getattr")
 
-    def look(original: Hook, self: Any, tx: Any, name: str) -> Any:
+    def read_attribute(original: Hook, self: Any, tx: Any, name: str) -> Any:
         try:
             return original(self, tx, name)
         except ObservedAttributeError:
-            if asks(tx) and self.source is not None:
+            if is_ours(tx) and self.source is not None:
                 install(*attribute_guard(GuardBuilder, self.source, name))
             raise
 
-    def ask(original: Hook, self: Any, tx: Any, name: str) -> Any:
+    def check_name(original: Hook, self: Any, tx: Any, name: str) -> Any:
         answer = original(self, tx, name)
-        if asks(tx) and self.source is not None:
+        if is_ours(tx) and self.source is not None:
             install(*attribute_guard(GuardBuilder, self.source, name))
         return answer
 
     for kind in set(all_kinds(base)):
         if read in vars(kind):
-            patcher.around(kind, read, look, "self", "tx", "name")
+            patcher.around(kind, read, read_attribute, "self", "tx", "name")
         if "call_obj_hasattr" in vars(kind):
-            patcher.around(kind, "call_obj_hasattr", ask, "self", "tx", "name")
+            patcher.around(kind, "call_obj_hasattr", check_name, "self", "tx", "name")
 
 
 def attribute_guard(builder: Any, source: Any, name: str) -> tuple[Any, Any]:
@@ -100,15 +100,15 @@ def CONTENTS(patcher: Patcher) -> None:
     tables = (dict, collections.OrderedDict, collections.defaultdict)
 
     def build(original: Hook, self: Any, value: Any) -> Any:
-        asked = asks(self.tx)
-        if asked and value in self.tx.output.side_effects:
+        ours = is_ours(self.tx)
+        if ours and value in self.tx.output.side_effects:
             # for one object in two places, Dynamo guards its contents only at the first
             first = self.tx.output.side_effects[value].source
             if first is not None and first != self.source:
                 install(first, GuardBuilder.ID_MATCH)
                 install(self.source, GuardBuilder.ID_MATCH)
         variable = original(self, value)
-        if asked:
+        if ours:
             if type(value) in tables:
                 self.tx.output.guard_on_key_order.add(self.source)
                 if not any(isinstance(key, torch.Tensor) for key in value):
@@ -121,7 +121,7 @@ def CONTENTS(patcher: Patcher) -> None:
         return variable
 
     def guard_attributes(variable: Any, tx: Any) -> None:
-        if asks(tx) and variable.source is not None:
+        if is_ours(tx) and variable.source is not None:
             source = AttrSource(variable.source, "__dict__")
             tx.output.guard_on_key_order.add(source)
             install(source, GuardBuilder.DICT_KEYS_MATCH)
@@ -175,9 +175,9 @@ def IDENTITY(patcher: Patcher) -> None:
     find("torch._dynamo.guards:GuardBuilder.ID_MATCH")
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.fn in (operator.is_, operator.is_not) and asks(tx):
+        if self.fn in (operator.is_, operator.is_not) and is_ours(tx):
             sides = [x.realize() for x in args]
-            args = sides = _told_apart(tx, sides)
+            args = sides = _settled_sides(tx, sides)
             if not any(isinstance(x, ConstantVariable) for x in sides):
                 for x in sides:
                     if node_of(x) is None:  # a number never is another object
@@ -191,7 +191,7 @@ def IDENTITY(patcher: Patcher) -> None:
         patcher.item(handlers, name, _late(builtin(function)))
 
 
-def _told_apart(tx: Any, sides: list[Any]) -> list[Any]:
+def _settled_sides(tx: Any, sides: list[Any]) -> list[Any]:
     """Return the operands of `is`, with a truth value as a constant.
 
     Refuses two numbers of which one is symbolic: Dynamo makes other objects of them
@@ -202,10 +202,12 @@ def _told_apart(tx: Any, sides: list[Any]) -> list[Any]:
     if not all(node_of(x) is not None or _is_number(x) for x in sides):
         return sides  # a number never is such an object
     truths = [settled(tx, x) if x.python_type() is bool else x for x in sides]
-    told = [x if now is None else now for x, now in zip(sides, truths, strict=True)]
-    if any(node_of(x) is not None or x.python_type() is not bool for x in told):
+    now_known = [
+        x if now is None else now for x, now in zip(sides, truths, strict=True)
+    ]
+    if any(node_of(x) is not None or x.python_type() is not bool for x in now_known):
         refuse(tx, "it compares the identity of numbers that change")
-    return told
+    return now_known
 
 
 def _is_number(x: Any) -> bool:
@@ -234,10 +236,10 @@ def PLACES(patcher: Patcher) -> None:
     """
     guards = find("torch._dynamo.guards")
 
-    def asked(original: Hook, source: Any) -> bool:
+    def from_optimizer(original: Hook, source: Any) -> bool:
         return not traces_step() and bool(original(source))
 
-    patcher.around(guards, "is_from_optimizer_source", asked, "source")
+    patcher.around(guards, "is_from_optimizer_source", from_optimizer, "source")
 
 
 # ---------------------------------------------------------------- methods
@@ -263,7 +265,7 @@ def METHODS(patcher: Patcher) -> None:
         defined_at = original(self, *place)
         name = place[-1]  # torch 2.11 and 2.12 give no translator
         tx = place[0] if len(place) > 1 else translator.current_tx()
-        if asks(tx):
+        if is_ours(tx):
             # Dynamo guards that classes lack the name, but for the first of them
             on_class = isinstance(self, on_classes)
             kind = self.value if on_class else type(self.value)
@@ -274,7 +276,7 @@ def METHODS(patcher: Patcher) -> None:
         return defined_at
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if asks(tx):
+        if is_ours(tx):
             source = getattr(self, "source_fn", None)
             if found_at(tx, source) is self.fn:
                 install(source, GuardBuilder.CLOSURE_MATCH)
@@ -347,13 +349,13 @@ def TENSORS(patcher: Patcher) -> None:
     find("torch._dynamo.guards:GuardBuilder.TENSOR_MATCH")
     find("torch._dynamo.guards:GuardBuilder.CONSTANT_MATCH")
 
-    def asked(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def read_metadata(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         if traces_own():
             _guard_inputs(self.proxy.node, GuardBuilder.TENSOR_MATCH)
         return original(self, *args, **kwargs)
 
     def wants_gradient(original: Hook, self: Any, tx: Any) -> Any:
-        if asks(tx) and self.source is not None:
+        if is_ours(tx) and self.source is not None:
             source = AttrSource(self.source, "requires_grad")
             install(source, GuardBuilder.CONSTANT_MATCH)
         return original(self, tx)
@@ -386,7 +388,7 @@ def TENSORS(patcher: Patcher) -> None:
     patcher.around(kind, "call_method", method, "self", "tx", "name")
     patcher.around(kind, "method_attr_requires_grad", wants_gradient, "self", "tx")
     for name in METADATA:
-        patcher.around(kind, f"method_{name}", asked, "self")
+        patcher.around(kind, f"method_{name}", read_metadata, "self")
 
 
 SOURCE, GUARDED = "fuseopt_source", "fuseopt_guarded"

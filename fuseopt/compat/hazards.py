@@ -19,14 +19,14 @@ from typing import Any
 from torch.optim import Optimizer
 
 from .guards import guard
-from .hooks import all_kinds, asks
+from .hooks import all_kinds, is_ours
 from .leaving import refuse
 from .names import Missing, attribute_of, either, find
 from .outcomes import is_among
+from .patch_state import patch_state
 from .patches import Hook, Patcher
 from .symbol_uses import constant
 from .tracing import traces_own, traces_step, tracing
-from .watched import watched
 
 #: Methods that a class may define without a change to comparison or arithmetic.
 HARMLESS = frozenset(
@@ -67,8 +67,8 @@ def VALUES_REFUSED(patcher: Patcher) -> None:
     kind = find("torch._dynamo.variables.builder:VariableBuilder")
 
     def build(original: Hook, self: Any, value: Any) -> Any:
-        why = _untraceable(value) if asks(self.tx) else ""
-        if any(value is x for x in KEPT_ANSWERS) and asks(self.tx):
+        why = _untraceable(value) if is_ours(self.tx) else ""
+        if any(value is x for x in KEPT_ANSWERS) and is_ours(self.tx):
             # unwrap ends its loop at the recursion limit, of any value
             now = getattr(self.tx.output, "current_tx", self.tx)
             if now.f_code is not inspect.unwrap.__code__:
@@ -92,7 +92,7 @@ def MADE_VALUES(patcher: Patcher) -> None:
 
     def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
         kind = self.value
-        if asks(tx) and isinstance(kind, type) and operates(kind):
+        if is_ours(tx) and isinstance(kind, type) and operates(kind):
             refuse(tx, f"it makes a {kind.__name__}, which defines its own operators")
         return original(self, tx, *args)
 
@@ -106,7 +106,7 @@ def _is_copied(tx: Any, value: Any) -> str:
     """
     root = tx.output.local_scope.get("self")
     for holder in (root, *getattr(root, "optimizers", ())):
-        ref = watched.shadows.get(holder) if isinstance(holder, Optimizer) else None
+        ref = patch_state.shadows.get(holder) if isinstance(holder, Optimizer) else None
         shadow = None if ref is None else ref()
         if shadow is None:
             continue
@@ -151,7 +151,7 @@ def TEXTS(patcher: Patcher) -> None:
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
 
     def text(original: Hook, self: Any, *args: Any) -> Any:
-        if asks(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
+        if is_ours(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
             number = constant(self, self.stack[-1].realize())
             if number is None:
                 refuse(self, "it formats a number that changes as text")
@@ -169,7 +169,7 @@ def SEARCHES(patcher: Patcher) -> None:
     name = attribute_of(base, "sq_contains_impl", "sq_contains", "call_method")
 
     def contains(original: Hook, self: Any, tx: Any, item: Any) -> Any:
-        if not asks(tx):
+        if not is_ours(tx):
             return original(self, tx, item)
         both = [item.realize(), *(x.realize() for x in self.items)]
         if any(isinstance(x, SymNodeVariable) for x in both):
@@ -205,7 +205,7 @@ def RANDOM(patcher: Patcher) -> None:
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         owner = type(getattr(self.value, "__self__", None))
         homes = owner.__module__, getattr(self.value, "__module__", None) or ""
-        if asks(tx) and any(home.startswith("numpy.random") for home in homes):
+        if is_ours(tx) and any(home.startswith("numpy.random") for home in homes):
             refuse(tx, "it draws random numbers with numpy")
         return original(self, tx, args, kwargs)
 
@@ -222,7 +222,7 @@ def ARRAYS(patcher: Patcher) -> None:
     array = find("torch._dynamo.variables.tensor:NumpyNdarrayVariable")
 
     def finish(original: Hook, self: Any, tx: Any, rv: Any, *more: Any) -> Any:
-        ours = traces_own() and asks(tx)
+        ours = traces_own() and is_ours(tx)
         if ours and any(isinstance(x, array) and x.ndim == 0 for x in rv):
             refuse(tx, "it keeps a numpy number, which Dynamo turns into an array")
         return original(self, tx, rv, *more)
@@ -244,12 +244,12 @@ def DRAWS(patcher: Patcher) -> None:
     made = find("torch._dynamo.variables.misc:RandomClassVariable")
 
     def draw(original: Hook, self: Any, value: Any) -> Any:
-        if isinstance(self.source, source) and asks(self.tx):
+        if isinstance(self.source, source) and is_ours(self.tx):
             refuse(self.tx, "it draws random numbers with Python")
         return original(self, value)
 
     def use(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if asks(tx):
+        if is_ours(tx):
             refuse(tx, "it uses a Python random generator (random.Random)")
         return original(self, tx, *args, **kwargs)
 
@@ -264,7 +264,7 @@ def CALLS(patcher: Patcher) -> None:
 
     def refusing(names: tuple[str, ...]) -> Hook:
         def call(original: Hook, self: Any, tx: Any, name: str, *args: Any) -> Any:
-            if name in names and self.source is not None and asks(tx):
+            if name in names and self.source is not None and is_ours(tx):
                 refuse(tx, f"it calls {name}, which Dynamo does not follow")
             return original(self, tx, name, *args)
 
@@ -307,13 +307,13 @@ def MADE(patcher: Patcher) -> None:
     kind = find("torch._dynamo.variables.misc:PythonModuleVariable")
     classes = find("torch._dynamo.variables.user_defined:UserDefinedClassVariable")
 
-    def asked(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        if asks(tx) and (made := _made_by_module(self, name)):
+    def of_module(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if is_ours(tx) and (made := _made_by_module(self, name)):
             refuse(tx, made)
         return original(self, tx, name)
 
     def of_class(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        if asks(tx) and (made := _made_by_class(self.value, name)):
+        if is_ours(tx) and (made := _made_by_class(self.value, name)):
             refuse(tx, made)
         return original(self, tx, name)
 
@@ -321,13 +321,13 @@ def MADE(patcher: Patcher) -> None:
         # from torch 2.14 on, Dynamo calls such code where a trace is refused below
         holder = self.stack[-1].realize()
         if isinstance(holder, kind):
-            asked(_nothing, holder, self, name)
+            of_module(_nothing, holder, self, name)
         elif isinstance(holder, classes):
             of_class(_nothing, holder, self, name)
         return original(self, name)
 
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.fn is operator.getitem and args and asks(tx):
+        if self.fn is operator.getitem and args and is_ours(tx):
             holder = args[0].realize()
             if isinstance(holder, classes) and _makes_items(holder.value):
                 refuse(tx, f"{holder.value.__name__} computes its items in code")
@@ -339,8 +339,8 @@ def MADE(patcher: Patcher) -> None:
     if "generic_getattr" in base._load_attr.__code__.co_names:
         patcher.around(base, "_load_attr", load, "self", "attr")
     read = attribute_of(kind, "tp_getattro_impl", "var_getattr")
-    patcher.around(kind, read, asked, "self", "tx", "name")
-    patcher.around(kind, "call_obj_hasattr", asked, "self", "tx", "name")
+    patcher.around(kind, read, of_module, "self", "tx", "name")
+    patcher.around(kind, "call_obj_hasattr", of_module, "self", "tx", "name")
     read = attribute_of(classes, "tp_getattro_impl", "var_getattr")
     patcher.around(classes, read, of_class, "self", "tx", "name")
 
@@ -382,7 +382,7 @@ def IDENTITIES(patcher: Patcher) -> None:
 
     def call(original: Hook, self: Any, tx: Any, *args: Any) -> Any:
         kinds = [x.realize().python_type() for x in args]
-        if asks(tx) and any(
+        if is_ours(tx) and any(
             issubclass(kind, (dict, list, Optimizer)) for kind in kinds
         ):
             refuse(tx, "it reads the id of a container")
@@ -396,7 +396,7 @@ def ADDRESSES(patcher: Patcher) -> None:
     """Refuse reads of a tensor's address or version, which are no constants."""
     kind = find("torch._dynamo.variables.tensor:TensorVariable")
 
-    def asked(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def refused(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if traces_own():
             what = original.__name__.removeprefix("method_").removeprefix("attr_")
             refuse(tx, f"it reads {what!r} of a tensor")
@@ -404,7 +404,7 @@ def ADDRESSES(patcher: Patcher) -> None:
 
     for name in ("method_data_ptr", "method_const_data_ptr", "method_attr__version"):
         if hasattr(kind, name):
-            patcher.around(kind, name, asked, "self")
+            patcher.around(kind, name, refused, "self")
     if not hasattr(kind, "method_data_ptr"):
         raise Missing("TensorVariable has no method_data_ptr")
 
@@ -421,7 +421,7 @@ def CACHES(patcher: Patcher) -> None:
     def call(original: Hook, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         cached = isinstance(self.wrapper_obj, functools._lru_cache_wrapper)
         home = getattr(self.wrapper_obj, "__module__", None) or ""
-        if asks(tx) and cached and home.partition(".")[0] != "torch":
+        if is_ours(tx) and cached and home.partition(".")[0] != "torch":
             refuse(tx, "it calls a function that has a cache")
         return original(self, tx, args, kwargs)
 

@@ -18,7 +18,7 @@ from .tracing import traces_own, traces_step
 TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def asks(tx: Any) -> bool:
+def is_ours(tx: Any) -> bool:
     """Is this a trace of ours, of code outside of torch?"""
     if not traces_step():
         return False
@@ -70,12 +70,12 @@ def found_at(tx: Any, source: Any) -> Any:
         return None
 
 
-def ask(tx: Any, what: str, holds: Callable[[], bool]) -> None:
+def guard_once(tx: Any, what: str, holds: Callable[[], bool]) -> None:
     """Guard that `holds()` at each call; once per graph and name."""
-    asked = vars(tx.output).setdefault("fuseopt_asked", set())
-    if what in asked:
+    guarded = vars(tx.output).setdefault("fuseopt_guarded", set())
+    if what in guarded:
         return
-    asked.add(what)
+    guarded.add(what)
     source = find("torch._dynamo.source:GlobalStateSource")()
 
     def create(builder: Any, guard: Any) -> None:

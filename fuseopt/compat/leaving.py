@@ -12,8 +12,8 @@ import torch
 from ..errors import CaptureError
 from .names import find
 from .owners import holds_others, is_step_of
+from .patch_state import patch_state
 from .tracing import tracing
-from .watched import watched
 
 
 def leave_to_eager(reason: str, whole: bool = False) -> None:
@@ -109,7 +109,7 @@ def _passing() -> Any:
 
 def refusal_of(optimizer: torch.optim.Optimizer) -> str:
     """Return why Dynamo may not trace a step, as its trace has shown, or ""."""
-    return watched.refused.get(optimizer, "")
+    return patch_state.refused.get(optimizer, "")
 
 
 def refuse_step(optimizers: list[torch.optim.Optimizer], why: str) -> NoReturn:
@@ -119,7 +119,7 @@ def refuse_step(optimizers: list[torch.optim.Optimizer], why: str) -> NoReturn:
     skip the frame.
     """
     for owner in optimizers:
-        watched.refused.setdefault(owner, why)
+        patch_state.refused.setdefault(owner, why)
     if tracing.given:
         raise CaptureError(why)
     skip_frame(why, whole=not any(map(holds_others, optimizers)))
@@ -135,7 +135,7 @@ def refuse(tx: Any, why: str) -> NoReturn:
     reason = f"{why} ({now.f_code.co_filename}:{now.lineno})"
     tracing.refusal = reason
     for owner in tracing.owners:
-        watched.tell_of_refusal(owner, watched.refused.setdefault(owner, reason))
+        patch_state.report_refusal(owner, patch_state.refused.setdefault(owner, reason))
     whole = not any(map(holds_others, tracing.owners)) and _is_step(tx)
     leave_to_eager(reason, whole)
     raise AssertionError("Dynamo continued a graph after its end")

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from .guards import guard
-from .hooks import all_kinds, asks
+from .hooks import all_kinds, is_ours
 from .leaving import refuse
 from .names import attribute_of, find
 from .patches import Hook, Patcher
@@ -31,20 +31,20 @@ def LOOKUPS(patcher: Patcher) -> None:
     optimizer = find("torch._dynamo.variables.optimizer:OptimizerVariable")
     read = attribute_of(optimizer, "tp_getattro_impl", "var_getattr")
 
-    def ask(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        if asks(tx) and computes(self.value, name):
+    def check_name(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if is_ours(tx) and computes(self.value, name):
             refuse(tx, f"it tests for {name!r}, which {_kind(self)} computes in code")
         return original(self, tx, name)
 
-    def look(original: Hook, self: Any, tx: Any, name: str) -> Any:
-        if asks(tx) and _is_made(self.value, name):
+    def read_attribute(original: Hook, self: Any, tx: Any, name: str) -> Any:
+        if is_ours(tx) and _is_made(self.value, name):
             refuse(tx, f"it reads {name!r}, which {_kind(self)} makes in __getattr__")
         return original(self, tx, name)
 
     for kind in set(all_kinds(objects)):
         if "call_obj_hasattr" in vars(kind):
-            patcher.around(kind, "call_obj_hasattr", ask, "self", "tx", "name")
-    patcher.around(optimizer, read, look, "self", "tx", "name")
+            patcher.around(kind, "call_obj_hasattr", check_name, "self", "tx", "name")
+    patcher.around(optimizer, read, read_attribute, "self", "tx", "name")
 
 
 def _kind(variable: Any) -> str:

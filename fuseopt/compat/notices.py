@@ -19,9 +19,9 @@ from .layers import leads_to, traces_for
 from .leaving import leave_to_eager, refusal_of
 from .names import find
 from .owners import holds_others, is_step_of, optimizers_of
+from .patch_state import patch_state
 from .patches import Hook, Patcher, patch
 from .tracing import tracing
-from .watched import watched
 
 #: Intended graph breaks: by torch.optim's own decorator, and by closures.
 MEANT = ("Call to `torch._dynamo.graph_break()`", "`torch.compiler.disable()`d")
@@ -36,7 +36,7 @@ def GRAPH_BREAKS(patcher: Patcher) -> None:
     kind = find("torch._dynamo.symbolic_convert:InstructionTranslatorBase")
     backend = patcher.backend
 
-    def told(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_graph_break(original: Hook, self: Any, *args: Any, **kwargs: Any) -> Any:
         errors = [x for x in (*args, *kwargs.values()) if isinstance(x, Exception)]
         if errors:
             if tracing.refusal in str(errors[0]):
@@ -44,7 +44,7 @@ def GRAPH_BREAKS(patcher: Patcher) -> None:
             _note(self, errors[0], backend)
         return original(self, *args, **kwargs)
 
-    patcher.around(kind, "log_graph_break", told, "self")
+    patcher.around(kind, "log_graph_break", log_graph_break, "self")
 
 
 def _note(tx: Any, error: Any, backend: Callable[..., Any]) -> None:
@@ -72,7 +72,7 @@ def _note(tx: Any, error: Any, backend: Callable[..., Any]) -> None:
         line = line if in_step else None
     if owners and line and not refusal_of(owners[0]):
         place = f"{line.filename}:{line.lineno}: {line.line}"
-        watched.tell_of_break(place, kind or type(error).__name__, owners[0])
+        patch_state.report_break(place, kind or type(error).__name__, owners[0])
 
 
 @contextlib.contextmanager
@@ -117,10 +117,10 @@ class Limits(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if str(record.msg).startswith(self.WORDS) and LIMITS.available():
             with contextlib.suppress(Exception):
-                self._tell(_last_guard(record.getMessage()))
+                self._report(_last_guard(record.getMessage()))
         return True
 
-    def _tell(self, guard: str) -> None:
+    def _report(self, guard: str) -> None:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and "compiler_fn" not in frame.f_locals:
             frame = frame.f_back
@@ -131,7 +131,7 @@ class Limits(logging.Filter):
         owners = optimizers_of(names["frame"]) if names.get("frame") else []
         place = f"{code.co_filename}:{code.co_firstlineno}"
         first = owners[0] if owners else None
-        watched.tell_of_limit(f"{code.co_name} ({place})", first, guard)
+        patch_state.report_limit(f"{code.co_name} ({place})", first, guard)
 
     def listen(self) -> None:
         """Listen to Dynamo's log."""
@@ -175,7 +175,7 @@ def FAILURES(patcher: Patcher) -> None:
         except Exception as error:
             if not (_is_dynamos_own(error, known) or isinstance(error, raised)):
                 raise
-            _tell_of_failure(error, backend)
+            _report_failure(error, backend)
             raise AssertionError("Dynamo continued a graph after its end") from error
 
     patcher.outside(home, "compile_frame", traced, "code", "globals")
@@ -189,7 +189,7 @@ def _is_dynamos_own(error: Exception, known: Any) -> bool:
     return not foreign and not isinstance(error, known)
 
 
-def _tell_of_failure(error: Exception, backend: Callable[..., Any]) -> None:
+def _report_failure(error: Exception, backend: Callable[..., Any]) -> None:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and "frame" not in frame.f_locals:
         frame = frame.f_back
@@ -200,7 +200,7 @@ def _tell_of_failure(error: Exception, backend: Callable[..., Any]) -> None:
         place = f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
     reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
     owners = optimizers_of(traced) if code is not None else []
-    watched.tell_of_failure(place, reason, owners[0] if owners else None)
+    patch_state.report_failure(place, reason, owners[0] if owners else None)
     # of a step that runs in eager, no part is compiled alone
     step = code is not None and any(is_step_of(code, owner) for owner in owners)
     leave_to_eager(reason, step and not any(map(holds_others, owners)))

@@ -28,11 +28,11 @@ from .hooks import all_kinds
 from .leaving import refuse
 from .names import attribute_of, find
 from .outcomes import WRITTEN, Unknown, guard_number, node_of
+from .patch_state import patch_state
 from .patches import Hook, Patcher, patch
 from .symbols import FLOATS
 from .tensors import OVERLOAD
 from .tracing import traces_step, tracing
-from .watched import watched
 
 #: Attribute of an OutputGraph with the nodes that depend on numpy.float64 numbers.
 FOLLOWED = "fuseopt_numpy"
@@ -160,7 +160,9 @@ def NUMPY_FLOATS(patcher: Patcher) -> None:
         gives = ""
         if followed and more:
             tx = self.output_graph.current_tx
-            gives = _looked_at(tx, followed, kind, target, more[0], more[1:2] or ({},))
+            gives = _result_kind(
+                tx, followed, kind, target, more[0], more[1:2] or ({},)
+            )
         proxy = original(self, kind, target, *more, **named)
         if gives:
             followed[proxy.node] = gives
@@ -248,7 +250,7 @@ def _stands_for_numpy(value: float) -> bool:
 
 def _shadows() -> Iterator[Any]:
     for owner in tracing.given:
-        reference = watched.shadows.get(owner)
+        reference = patch_state.shadows.get(owner)
         shadow = None if reference is None else reference()
         if shadow is not None:
             yield shadow
@@ -268,9 +270,9 @@ def _kind_of(tx: Any, variable: Any) -> str:
     if not traces_step():
         return ""
     realized = variable
-    asked = getattr(variable, "is_realized", None)
-    if asked is not None:
-        if not asked() and type(variable.original_value()) is not float:
+    realized = getattr(variable, "is_realized", None)
+    if realized is not None:
+        if not realized() and type(variable.original_value()) is not float:
             return ""
         realized = variable.realize()
     followed = _followed(tx.output)
@@ -290,8 +292,8 @@ def _items(*given: Any) -> Iterator[Any]:
 
 def _inside(x: Any) -> Any:
     """Return the items of a list, a tuple or a dict of Dynamo."""
-    asked = getattr(x, "is_realized", None)
-    if asked is not None and not asked():
+    realized = getattr(x, "is_realized", None)
+    if realized is not None and not realized():
         return ()  # held by the optimizer, and not realized yet
     items = getattr(x.realize(), "items", ())
     if isinstance(items, dict):
@@ -302,7 +304,7 @@ def _inside(x: Any) -> Any:
 # ---------------------------------------------------------------- safe uses
 
 
-def _looked_at(
+def _result_kind(
     tx: Any, followed: Any, kind: str, target: Any, args: Any, kwargs: Any
 ) -> str:
     """Return the kind of the result of a call with such numbers.

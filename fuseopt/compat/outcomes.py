@@ -217,15 +217,15 @@ def guard_number(
         return value
     # each iteration of a loop has a separate node; the condition is kept, so that the
     # ids in its key stay valid
-    asked = vars(tx.output).setdefault("fuseopt_numbers", {})
+    guarded = vars(tx.output).setdefault("fuseopt_numbers", {})
     key = read, type(value), repr(value), *condition.key()
-    if key in asked:
-        guard_again(asked[key][0])
+    if key in guarded:
+        guard_again(guarded[key][0])
         return value
     holds = condition.function(value, read)
     names, sources = [*condition.sources], [*condition.sources.values()]
     for name, source in condition.sources.items():
-        tracing.asks |= is_counted(found_at(tx, source), name)
+        tracing.restricted |= is_counted(found_at(tx, source), name)
     what = f"{node.target} of {', '.join(names)} is {value}"
 
     def create(builder: Any, guard: Any) -> None:
@@ -246,7 +246,7 @@ def guard_number(
         root = builder.guard_manager.root
         add_lambda(root, all_hold, [what], guard.user_stack)
 
-    asked[key] = guard_here(sources[0], create), condition
+    guarded[key] = guard_here(sources[0], create), condition
     return value
 
 

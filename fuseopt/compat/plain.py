@@ -56,7 +56,7 @@ RESUMED = "torch_dynamo_resume_in_"
 
 
 @functools.cache
-def _asked() -> list[Any]:
+def _compiling_checks() -> list[Any]:
     """Return the functions by which code checks whether it is being compiled."""
     homes = (
         torch.compiler,
@@ -72,7 +72,7 @@ def _asked() -> list[Any]:
 @functools.cache
 def _forwarding() -> frozenset[types.CodeType]:
     """Return the code of those functions that are called on behalf of their caller."""
-    return frozenset(asked.__code__ for asked in _asked()[1:])
+    return frozenset(check.__code__ for check in _compiling_checks()[1:])
 
 
 @patch(
@@ -102,9 +102,9 @@ def ANSWERS(patcher: Patcher) -> None:
 
     if torch.compiler.is_compiling not in handlers:
         raise Missing("Dynamo has no handler of torch.compiler.is_compiling")
-    for asked in _asked():
-        if asked in handlers:
-            patcher.handler(handlers, asked, handle)
+    for check in _compiling_checks():
+        if check in handlers:
+            patcher.handler(handlers, check, handle)
 
 
 def _steps(tx: Any) -> bool:
@@ -297,11 +297,11 @@ def as_if_compiling() -> Iterator[None]:
     several dtypes.
     """
     with _patching:
-        asked, forwarding = torch.compiler.is_compiling, _forwarding()
+        check, forwarding = torch.compiler.is_compiling, _forwarding()
 
         def answer() -> bool:
             if not tracing.as_if:
-                return asked()
+                return check()
             frame = sys._getframe(1)
             while frame.f_code in forwarding and frame.f_back:
                 frame = frame.f_back
@@ -316,4 +316,4 @@ def as_if_compiling() -> Iterator[None]:
             yield
         finally:
             tracing.as_if -= 1
-            torch.compiler.is_compiling = asked
+            torch.compiler.is_compiling = check

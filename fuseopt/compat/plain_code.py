@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .watched import watched
+from .patch_state import patch_state
 
 #: Instructions that plain code must not have.
 ODD = (
@@ -86,7 +86,7 @@ class PlainCode:
         kind = self._kind()
         return (
             kind is not None
-            and _look(kind) == [(name, id(x)) for name, x in self._held]
+            and _read(kind) == [(name, id(x)) for name, x in self._held]
             and all(f.__code__ is code for f, code in self._codes)
             and all(names.isdisjoint(g) for g, names in self._builtins.values())
             and all(table.get(name) is x for table, name, x in self._named)
@@ -182,15 +182,15 @@ def _own(optimizer: Optimizer) -> list[type]:
     return [x for x in inside if not x.__module__.startswith("torch.")]
 
 
-def _look(kind: type) -> list[tuple[str, int]]:
+def _read(kind: type) -> list[tuple[str, int]]:
     return [(name, id(x)) for name, x in vars(kind).items()]
 
 
 def plain_code(optimizer: Optimizer) -> PlainCode:
     """Return a step's PlainCode, made anew if its names refer to other code."""
-    code: PlainCode | None = watched.plain.get(optimizer)
+    code: PlainCode | None = patch_state.plain.get(optimizer)
     if code is None or not code.same():
-        code = watched.plain[optimizer] = PlainCode(optimizer)
+        code = patch_state.plain[optimizer] = PlainCode(optimizer)
     return code
 
 

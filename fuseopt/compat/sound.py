@@ -30,13 +30,13 @@ from .modes import NUMBERS_PASS_MODES
 from .names import find
 from .numpy_arrays import other_arithmetic
 from .owners import among_callers, is_own, optimizers_of
+from .patch_state import patch_state
 from .plain import ANSWERS, GROUPS, NUMBERS
 from .plain_code import names_in, plain, plain_code, writes_attributes
 from .rewrites import REWRITES
 from .sources import strange_input
 from .states import STATES, is_all_tensors
 from .tracing import tracing
-from .watched import watched
 from .window import frame_traced
 
 PLAIN = (ANSWERS, GROUPS, NUMBERS)
@@ -125,7 +125,7 @@ def unsound_graph(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
     Some of Dynamo's functions continue with a constant after an error in a part of the
     trace. So the graph of a refused trace may still arrive.
     """
-    _look_for_effects(gm)
+    _check_effects(gm)
     if tracing.refusal:
         return tracing.refusal, tracing.owners or tracing.given
     if not soundness.lacking():
@@ -150,7 +150,7 @@ def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
     return refusal, (tracing.owners or tracing.given or _owners()) if refusal else []
 
 
-def _look_for_effects(gm: torch.fx.GraphModule) -> None:
+def _check_effects(gm: torch.fx.GraphModule) -> None:
     """Find out from a trace whether hooks still have their effects.
 
     Dynamo must keep what the trace wrote to optimizers. Counters of torch's optimizers
@@ -217,7 +217,7 @@ def held_to_plain_code(
 
     The graph lacks guards. If the code has changed, the step runs in eager.
     """
-    own = [x for x in optimizers if is_own(x) and x not in watched.shadows]
+    own = [x for x in optimizers if is_own(x) and x not in patch_state.shadows]
     if not own:
         return compiled
     codes = [(weakref.ref(x), plain_code(x)) for x in own]
@@ -290,7 +290,7 @@ def _forms() -> tuple[str, ...]:
 
     calls: list[str] = []
 
-    def look(gm: torch.fx.GraphModule, _: Any) -> Any:
+    def inspect_graph(gm: torch.fx.GraphModule, _: Any) -> Any:
         for node in gm.graph.nodes:
             if node.op.startswith("call") and node.target is not operator.getitem:
                 calls.append(str(getattr(node.target, "__name__", node.target)))
@@ -298,7 +298,7 @@ def _forms() -> tuple[str, ...]:
 
     try:
         with torch.no_grad():
-            torch.compile(scaled, backend=look, fullgraph=True)(
+            torch.compile(scaled, backend=inspect_graph, fullgraph=True)(
                 *(torch.ones(3, device="cpu") for _ in range(3))
             )
     except Exception:

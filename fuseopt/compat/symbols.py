@@ -26,9 +26,9 @@ from torch.fx import Node
 from .counters import is_counted
 from .hooks import found_at, install, name_of
 from .names import Missing, find, takes
+from .patch_state import patch_state
 from .patches import Hook, Patcher, patch
 from .tracing import traces_step, tracing
-from .watched import watched
 
 log = logging.getLogger("fuseopt")
 
@@ -90,14 +90,14 @@ def FLOATS(patcher: Patcher) -> None:
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
     DimDynamic = find("torch.fx.experimental.symbolic_shapes:DimDynamic")
     tracked = find("torch._dynamo.variables.builder:TrackedFake")
-    look = find("torch._dynamo.variables.builder:process_automatic_dynamic")
+    decide = find("torch._dynamo.variables.builder:process_automatic_dynamic")
     entry = find("torch._dynamo.pgo:FrameStateSizeEntry")
     moved = find("torch._dynamo.pgo:auto_dynamic")
     env_kind = find("torch.fx.experimental.symbolic_shapes:ShapeEnv")
     find("torch._dynamo.guards:GuardBuilder.TYPE_MATCH")
     find("torch._dynamo.source:is_constant_source")
     find("torch._dynamo.source:is_from_defaults")
-    takes(look, "tx", "name", "entry")
+    takes(decide, "tx", "name", "entry")
     takes(env_kind.create_unspecified_symbol, "self", "val", "source", "dynamic_dim")
     takes(env_kind.create_symfloatnode, "self", "sym")
     fields = inspect.signature(GraphArg).parameters
@@ -113,7 +113,7 @@ def FLOATS(patcher: Patcher) -> None:
         ):
             return original(self, value)
         tx, source = self.tx, self.source
-        seen = look(tx, name_of(source), entry.make_scalar(value))
+        seen = decide(tx, name_of(source), entry.make_scalar(value))
         env = tx.output.shape_env
         symbol = env.create_unspecified_symbol(
             value, source=source, dynamic_dim=DimDynamic.DYNAMIC
@@ -158,7 +158,7 @@ def COUNTERS(patcher: Patcher) -> None:
 
     def wrap_int(original: Hook, self: Any, value: int, *args: Any, **more: Any) -> Any:
         tx, source = self.tx, self.source
-        counters = watched.counters.get(tx.output.root_tx.f_code, ())
+        counters = patch_state.counters.get(tx.output.root_tx.f_code, ())
         if args or more or not _moves(self):
             return original(self, value, *args, **more)
         name = name_of(source)
@@ -214,7 +214,7 @@ def FOUND_COUNTERS(patcher: Patcher) -> None:
         now, before = value.as_python_constant(), found_at(tx, source)
         if type(now) is not int or type(before) is not int or now == before:
             return
-        counters = watched.counters.setdefault(tx.output.root_tx.f_code, set())
+        counters = patch_state.counters.setdefault(tx.output.root_tx.f_code, set())
         pattern = _pattern(source)
         if pattern not in counters:
             counters.add(pattern)

@@ -19,11 +19,11 @@ from torch.fx import Node
 
 from .leaving import refuse
 from .names import find
+from .patch_state import patch_state
 from .patches import Hook, Patcher
 from .plain import is_unknown
 from .schemas import written
 from .tracing import traces_step
-from .watched import watched
 
 #: Functions that return one of two numbers.
 MIXING = (torch.sym_max, torch.sym_min)
@@ -141,7 +141,7 @@ def watch_choices(patcher: Patcher) -> None:
             _refuse_any(written(node), {**chosen, **notes["fuseopt_sides"]})
         return node
 
-    def asked(original: Hook, self: Any, tx: Any, x: Any, *args: Any) -> Any:
+    def read_type(original: Hook, self: Any, tx: Any, x: Any, *args: Any) -> Any:
         floats = vars(tx.output).get("fuseopt_floats")
         proxy = getattr(x.realize(), "proxy", None) if floats else None
         node = getattr(proxy, "node", None)
@@ -155,7 +155,7 @@ def watch_choices(patcher: Patcher) -> None:
 
     patcher.around(kind, "create_node", create, "self")
     for name in ("call_isinstance", "call_type"):
-        patcher.around(builtin, name, asked, "self", "tx")
+        patcher.around(builtin, name, read_type, "self", "tx")
 
 
 def note_float(tx: Any, node: Node, branch: Branch) -> None:
@@ -222,5 +222,5 @@ def _tensors(x: Any) -> Iterator[torch.Tensor]:
 def refuse_branch(code: CodeType, place: int, why: str) -> None:
     """Begin the trace anew, and let Dynamo end its graph at a branch."""
     anew = find("torch._dynamo.exc:SpeculationRestartAnalysis")
-    watched.one_way.setdefault(code, set()).add(place)
+    patch_state.one_way.setdefault(code, set()).add(place)
     raise anew(restart_reason=why)

@@ -174,7 +174,7 @@ def wraps_others(t: torch.Tensor) -> bool:
         python = find("torch._C:DispatchKey.Python", None)
         if keys_of is None or python is None or keys_of(t).has(python):
             return True
-    return any(asked(t) for asked in _wrapped())
+    return any(check(t) for check in _wrapped())
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from ..handlers import passing
 from .capability import probed
 from .contexts import setting
 from .names import Missing, find
+from .patch_state import patch_state
 from .tracing import tracing
-from .watched import watched
 from .window import settle_interrupted
 
 
@@ -52,8 +52,8 @@ def _eval_frame() -> Any:
 def must_fail() -> bool:
     """Must Dynamo fail rather than trace anew, at all or beyond its limit?"""
     config = find("torch._dynamo:config", None)
-    asked = getattr(config, "fail_on_recompile_limit_hit", False)
-    return bool(asked) or stance() == "fail_on_recompile"
+    flag = getattr(config, "fail_on_recompile_limit_hit", False)
+    return bool(flag) or stance() == "fail_on_recompile"
 
 
 #: Dynamo's error at its recompile limit, and the base class.
@@ -129,7 +129,7 @@ class DirectDynamoCall:
                 # Dynamo takes the entry away when it drops the graph
                 if guards.cache_entry is not None and fit(arguments):
                     return run(x)
-        watched.ask()
+        patch_state.register()
         before = tracing.given
         tracing.given = [*getattr(x, "optimizers", (x,))]
         try:
@@ -203,9 +203,9 @@ def traced_by_nobody() -> bool:
 @functools.cache
 def _fx_traces() -> Callable[[], bool] | None:
     """Return a function: does torch.fx trace in this thread? None if torch has none."""
-    asked = find("torch.fx._symbolic_trace:_get_is_fx_tracing", None)
-    if asked is not None:
-        return asked  # type: ignore[no-any-return]
+    flag = find("torch.fx._symbolic_trace:_get_is_fx_tracing", None)
+    if flag is not None:
+        return flag  # type: ignore[no-any-return]
     home = find("torch.fx._symbolic_trace", None)
     flag = find("torch.fx._symbolic_trace:_is_fx_tracing_flag", None)
     if home is None or flag is None:

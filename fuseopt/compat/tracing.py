@@ -15,8 +15,8 @@ class Tracing(threading.local):
     `patches`: contexts to leave when it ends.
     `own`: True for the step of an optimizer outside of torch.
     `owners`: the optimizers of the step.
-    `counted`: integers that are to be symbols; `asks`: True if the trace holds only for
-        some of their values.
+    `counted`: integers that are to be symbols; `restricted`: True if the trace holds
+        only for some of their values.
     `constants`: True if numbers are constants, as in Dynamo.
     `symbols`: the sources of the trace's symbols.
     `as_if`: the number of nested steps that run as if they were compiled.
@@ -34,7 +34,7 @@ class Tracing(threading.local):
         self.own = False
         self.owners: list[torch.optim.Optimizer] = []
         self.counted: frozenset[int] = frozenset()
-        self.asks = False
+        self.restricted = False
         self.constants = False
         self.symbols: list[str] = []
         self.as_if = 0

@@ -83,7 +83,7 @@ class Window:
         self._began, self._ended = disable(self._begin), disable(self._end)
         self._handler: Any = None
 
-    def ask(self) -> None:
+    def register(self) -> None:
         """Register for the begin and the end of traces, unless registered already."""
         if not (TRACE_CALLBACKS.there or TRACE_CALLBACKS.available()):
             return
@@ -101,7 +101,7 @@ class Window:
 
     def __enter__(self) -> None:
         """Register before a call of compiled code, which may trace."""
-        self.ask()
+        self.register()
 
     def __exit__(self, *_: object) -> None:
         if tracing.hooked is not None:
@@ -163,14 +163,14 @@ class Window:
         frame, reasons = names.get("frame"), names.get("restart_reasons")
         if frame is None or not leads_to(names.get("compiler_fn"), self.backend):
             return  # user code called the backend
-        again = "fuseopt was not told of this trace"
+        again = "fuseopt was not notified of this trace"
         restart = find("torch._dynamo.exc:TensorifyScalarRestartAnalysis", None)
         log = _nearest("speculation_log")
         known = isinstance(reasons, set) and hasattr(log, "clear")
         if restart is None or not known or again in reasons:
             TRACE_CALLBACKS.lack("Dynamo does not say when it begins to trace")
             return
-        self.ask()
+        self.register()
         handler = find("torch._dynamo.callback:callback_handler")
         if getattr(handler, COUNT, None) is not None:
             setattr(handler, COUNT, _traces_under_way())

@@ -65,21 +65,21 @@ def main(folder: Path, arguments: Sequence[str] = ()) -> int:
     return (run(saved) if "--run" in arguments else 0) or differ
 
 
-def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
+def run(saved: Saved, write: Callable[[str], None] = print) -> int:
     """Run a graph's kernels on made-up numbers.
 
-    Calls `tell` with their distance from the reference and their time. Returns 0 if the
-    results are those of the reference, 1 if not, 2 if the kernels cannot run here.
+    Calls `write` with their distance from the reference and their time. Returns 0 if
+    the results are those of the reference, 1 if not, 2 if the kernels cannot run here.
     """
     graph = saved.graph
     plan = schedule(graph, lambda *_: None, saved.machine)
     if plan.externs:
         names = ", ".join(sorted({x.name for x in plan.externs}))
-        tell(f"not run: between its kernels the graph calls {names}")
+        write(f"not run: between its kernels the graph calls {names}")
         return 2
     missing = {b.device.split(":")[0] for b in graph.buffers} - devices()
     if missing:
-        tell(f"not run: there is no {', '.join(sorted(missing))} here")
+        write(f"not run: there is no {', '.join(sorted(missing))} here")
         return 2
     config = resolve(None, None)
     factories = {}
@@ -106,10 +106,10 @@ def run(saved: Saved, tell: Callable[[str], None] = print) -> int:
     exact = all(map(same_bits, tensors, *wanted))
     worst = max(map(distance, tensors, wanted[0]), default=0.0)
     sums = any(v.reduction for k in plan.kernels for v in k.every)
-    tell("the bits of the reference" if exact else f"{worst:.1e} from the reference")
+    write("the bits of the reference" if exact else f"{worst:.1e} from the reference")
     seconds = min(timed(lambda: DirectExecutor().run(bound, tensors, threads), tensors))
     moved = sum(traffic(kernel).bytes for kernel in plan.kernels)
-    tell(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
+    write(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
     return int(not (exact or (sums and worst <= FAR)))
 
 

@@ -65,22 +65,22 @@ def kept_from_dynamo(optimizer: torch.optim.Optimizer) -> str:
     why = why or _odd_gradient_of(optimizer)
     if not why:
         return shared_state(optimizer)
-    tell_of_step(optimizer, why)
+    warn_of_step(optimizer, why)
     return why
 
 
-def tell_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
+def warn_of_step(optimizer: torch.optim.Optimizer, why: str) -> None:
     """Report that a step runs in eager: once for each optimizer and reason."""
     if optimizer in session.isolated or session.eager.get(optimizer) == why:
         return  # a shadow: the optimizer itself is reported
     session.eager[optimizer] = why
     session.reports.append(Report(fallback=f"It runs in eager: {why}"))
-    tell_of_lacks()
+    warn_of_lacks()
     name = type(optimizer).__name__
     session.warn_once(f"fuseopt: {name}.step runs in eager: {why}.")
 
 
-def tell_of_lacks() -> None:
+def warn_of_lacks() -> None:
     """Warn once that torch lacks a capability that the user has not switched off."""
     lacking = [x for x in compat.lacking() if not x.off]
     if lacking:
@@ -108,7 +108,7 @@ def untraceable_gradient(optimizer: torch.optim.Optimizer) -> bool:
     """Does a parameter have a gradient that only eager can take? Reports it."""
     why = _odd_gradient_of(optimizer)
     if why:
-        tell_of_step(optimizer, why)
+        warn_of_step(optimizer, why)
     return bool(why)
 
 
@@ -137,7 +137,7 @@ def _is_isolated(optimizer: torch.optim.Optimizer) -> bool:
     return optimizer in session.isolated or hasattr(optimizer.step, COMPILED)
 
 
-def tell_of_limit(
+def warn_of_limit(
     function: str, optimizer: torch.optim.Optimizer | None, guard: str = ""
 ) -> None:
     """Warn that a function runs in eager from now on, which Dynamo only logs.
@@ -169,7 +169,7 @@ def tell_of_limit(
     )
 
 
-def tell_of_graph_break(
+def warn_of_graph_break(
     place: str, reason: str, optimizer: torch.optim.Optimizer
 ) -> None:
     """Warn that Dynamo breaks the graph of a step."""
@@ -193,7 +193,7 @@ def tell_of_graph_break(
     )
 
 
-def tell_of_failure(
+def warn_of_failure(
     function: str, reason: str, optimizer: torch.optim.Optimizer | None
 ) -> None:
     """Warn that Dynamo itself fails on code, which runs in eager."""

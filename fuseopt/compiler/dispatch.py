@@ -23,7 +23,7 @@ from ..runtime.binding import Binding
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from . import internal_errors, pipeline
-from .diagnostics import tell_of_lacks, tell_of_step
+from .diagnostics import warn_of_lacks, warn_of_step
 from .inner_tensors import InnerTensorGraph, holds_wrappers
 from .partition import Part, decide, join
 from .report import PartReport, Report
@@ -41,11 +41,11 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph of a step. Raises ConfigError, UnsupportedInput."""
     config = resolve(mode, options)
-    tell_of_lacks()
+    warn_of_lacks()
     why, owners = compat.unsound_graph(gm)
     if why:
         for owner in owners:
-            tell_of_step(owner, why)
+            warn_of_step(owner, why)
         compat.refuse_step(owners, why)
     compiled = _compiled(gm, list(example_inputs), config)
     return compat.held_to_plain_code(compiled, gm, owners) if owners else compiled
@@ -77,7 +77,7 @@ def refuse_unknown(gm: GraphModule) -> None:
     why, owners = compat.unknown_input(gm)
     if why:
         for owner in owners:
-            tell_of_step(owner, why)
+            warn_of_step(owner, why)
         if not owners:
             session.reports.append(Report(fallback=f"It runs in eager: {why}"))
             session.warn_once(f"fuseopt: an update runs in eager: {why}.")
@@ -96,7 +96,7 @@ def _update(
     `clock`: holds the seconds so far, for the first plan.
     """
 
-    def tell(report: Report) -> None:
+    def on_report(report: Report) -> None:
         report.parts = list(parts)
         session.reports.append(report)
 
@@ -109,17 +109,19 @@ def _update(
         if holds_wrappers(gm, args):
             within = functools.partial(_update, config=config, parts=parts)
             return InnerTensorGraph(gm, args, within, refused)
-        plan = pipeline.replanner(gm, config, tell, clock)
+        plan = pipeline.replanner(gm, config, on_report, clock)
         program = plan(args)
         source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(source, program, plan, EagerCalls(gm, config, tell), verify)
+        return CompiledStep(
+            source, program, plan, EagerCalls(gm, config, on_report), verify
+        )
     except CaptureError as error:
         if compat.has_symbols() and not isinstance(error, EagerOnly):
             raise compat.TraceAgain(str(error)) from error
         return refused(error, args)
     except CannotBuild as error:
         eager = _fall_back(gm, args, config, str(error), True, parts)
-        _tell_of_eager(error)
+        _warn_of_eager(error)
         return eager
     except Exception as error:
         why = _failed(error, gm, args, config)
@@ -129,15 +131,15 @@ def _update(
 class EagerCalls:
     """Runs single calls in eager for which a graph cannot be planned; a ChangePolicy.
 
-    `tell(report)` is called with a Report for each new reason.
+    `on_report(report)` is called with a Report for each new reason.
     """
 
     def __init__(
-        self, gm: GraphModule, config: Config, tell: Callable[[Report], None]
+        self, gm: GraphModule, config: Config, on_report: Callable[[Report], None]
     ) -> None:
         self.gm = gm
         self.config = config
-        self.tell = tell
+        self.on_report = on_report
         self.reported: set[str] = set()
 
     def changed(self, bound: Binding, metadata: list[Any], found: int) -> None:
@@ -155,7 +157,7 @@ class EagerCalls:
         text = f"A call runs in {where}: {error}"
         if text not in self.reported:  # many calls may have the same reason
             self.reported.add(text)
-            self.tell(Report(fallback=text))
+            self.on_report(Report(fallback=text))
 
     def failed(self, error: Exception, args: Sequence[Any]) -> bool:
         """Report an error of fuseopt's own or of its compilers; return False for
@@ -163,12 +165,12 @@ class EagerCalls:
         """
         if isinstance(error, CannotBuild):
             where = _elsewhere(self.config, str(error), eager=True)
-            _tell_of_eager(error)
+            _warn_of_eager(error)
         elif internal_errors.is_mishap(error):
             where = _failed(error, self.gm, args, self.config)
         else:
             return False
-        self.tell(Report(fallback=f"It runs in eager: {where}"))
+        self.on_report(Report(fallback=f"It runs in eager: {where}"))
         return True
 
     def eager(self) -> Callable[..., Any]:
@@ -182,7 +184,7 @@ def _failed(
     """Report an error of fuseopt's own, and return the reason; raise other errors."""
     if not internal_errors.is_mishap(error):
         raise error
-    return internal_errors.tell(error, gm, args, config, "The step runs in eager.")
+    return internal_errors.report(error, gm, args, config, "The step runs in eager.")
 
 
 def _warn_of(error: CaptureError, config: Config) -> None:
@@ -191,7 +193,7 @@ def _warn_of(error: CaptureError, config: Config) -> None:
         session.warn_once(f"fuseopt: a step runs in eager, because {error}")
 
 
-def _tell_of_eager(error: CannotBuild) -> None:
+def _warn_of_eager(error: CannotBuild) -> None:
     session.warn_once(f"fuseopt: steps run in eager: {error}", "no kernel can be built")
 
 

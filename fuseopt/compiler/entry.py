@@ -83,7 +83,7 @@ _attaching = threading.RLock()
 def take_bound_steps(
     take: Callable[[Any, torch.optim.Optimizer, CompileArguments], Any],
 ) -> None:
-    """Register `take(step, optimizer, asked)` for `torch.compile(optimizer.step)`.
+    """Register `take(step, optimizer, arguments)` for `torch.compile(optimizer.step)`.
 
     If it returns None, Dynamo compiles the step.
     """
@@ -95,7 +95,7 @@ def attach_to_loaded() -> None:
     if hasattr(sys.modules.get("torch._dynamo"), "optimize"):
         attach()
         assert BACKEND.bound_steps is not None
-        BACKEND.bound_steps.look()
+        BACKEND.bound_steps.on_lookup()
 
 
 def attach() -> None:
@@ -104,7 +104,7 @@ def attach() -> None:
     if window is None:
         with _attaching:
             window = BACKEND.window or _attached()
-    window.ask()
+    window.register()
 
 
 def resume() -> None:
@@ -121,17 +121,17 @@ def _attached() -> Window:
     from . import trace_warnings
 
     compat.patches.serve(BACKEND, compat.HOOKS)
-    compat.watched.tell_of_break = trace_warnings.of_graph_break
-    compat.watched.tell_of_limit = trace_warnings.of_limit
-    compat.watched.tell_of_failure = trace_warnings.of_failure
-    compat.watched.tell_of_refusal = trace_warnings.of_refusal
+    compat.patch_state.report_break = trace_warnings.of_graph_break
+    compat.patch_state.report_limit = trace_warnings.of_limit
+    compat.patch_state.report_failure = trace_warnings.of_failure
+    compat.patch_state.report_refusal = trace_warnings.of_refusal
     compat.Limits(BACKEND).listen()
     refuse = functools.partial(trace_warnings.refuse_untraceable, BACKEND)
     window = compat.Window(BACKEND, refuse, trace_warnings.kept_from_dynamo)
     BACKEND.bound_steps = compat.BoundSteps(
         BACKEND, _take_bound_step, trace_warnings.of_bound_step, lambda: window
     )
-    compat.watched.ask = window.ask
+    compat.patch_state.register = window.register
     BACKEND.window = window
     return window
 
@@ -149,7 +149,7 @@ def refuse_module() -> NoReturn:
 
 
 def _take_bound_step(
-    function: Any, optimizer: torch.optim.Optimizer, asked: CompileArguments
+    function: Any, optimizer: torch.optim.Optimizer, arguments: CompileArguments
 ) -> Any:
     take = BACKEND.take
-    return None if take is None else take(function, optimizer, asked)
+    return None if take is None else take(function, optimizer, arguments)

@@ -38,7 +38,7 @@ def is_mishap(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, PASSED)
 
 
-def tell(
+def report(
     error: Exception, gm: GraphModule, args: Sequence[Any], config: Config, then: str
 ) -> str:
     """Dump a folder for an error and warn once; return the message.

@@ -26,7 +26,7 @@ SCHEDULES = logging.getLogger("fuseopt.scheduler")
 CODE = logging.getLogger("fuseopt.codegen")
 
 
-def tell(
+def log(
     report: Report, graph: Graph, plan: Schedule, sources: Mapping[str, Source]
 ) -> None:
     """Log the compilation of a graph; texts are made only where a logger is enabled."""

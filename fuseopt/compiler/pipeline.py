@@ -114,7 +114,7 @@ def plan_graph(
         report.builds = len(built)
         return Built({**others, **factories}, helper.result(), config.raw_fields)
 
-    kernels = _Building(build, clock, lambda: _tell_seconds(report, clock))
+    kernels = _Building(build, clock, lambda: _add_seconds(report, clock))
     may = batching.allowed(session.probes, config)
     plan = Plan(lowered.captured, lowered.schedule, kernels, may)
     if written and config.writes:
@@ -123,7 +123,7 @@ def plan_graph(
         wait(loading.values())
         report.builds = len(built)
     clock.lap("build")
-    _tell_seconds(report, clock)
+    _add_seconds(report, clock)
     if written:
         _write_down(report, config, lowered)
     return Program(plan, executor), report
@@ -142,7 +142,7 @@ def explain_graph(
     _describe(report, lowered)
     clock.lap("plan")
     clock.lap("build")
-    _tell_seconds(report, clock)
+    _add_seconds(report, clock)
     _write_down(report, config, lowered)
     return report
 
@@ -150,14 +150,14 @@ def explain_graph(
 def replanner(
     gm: GraphModule,
     config: Config,
-    tell: Callable[[Report], None],
+    on_report: Callable[[Report], None],
     clock: Clock | None = None,
     captured: Callable[[GraphModule, Sequence[Any]], Captured] | None = None,
     written: bool = True,
 ) -> Callable[[Sequence[Any]], Program]:
     """Return a function that plans a graph for the arguments of a call.
 
-    `tell(report)` is called with each Report. `clock`, `captured`, `written` as in
+    `on_report(report)` is called with each Report. `clock`, `captured`, `written` as in
     `plan_graph`; the clock is used for the first plan.
     """
     clocks = [clock]
@@ -165,7 +165,7 @@ def replanner(
     def plan(args: Sequence[Any]) -> Program:
         spent = clocks.pop() if clocks else None
         program, report = plan_graph(gm, args, config, spent, captured, written)
-        tell(report)
+        on_report(report)
         return program
 
     return plan
@@ -285,7 +285,7 @@ def _machine(config: Config) -> Machine:
     return Machine(run_tables.BLOCK if target.name == "cpp" else 0)
 
 
-def _tell_seconds(report: Report, clock: Clock) -> None:
+def _add_seconds(report: Report, clock: Clock) -> None:
     report.seconds = clock.seconds
     report.build_seconds = clock.seconds["build"]
     report.backend_seconds = clock.total
@@ -367,11 +367,11 @@ def _executor(config: Config, lowered: Lowered, report: Report) -> Executor:
         return DirectExecutor()
     from ..runtime.cudagraphs import Replays
 
-    def tell(state: str) -> None:
+    def on_state(state: str) -> None:
         report.cudagraph = state
 
     captured, plan = lowered.captured, lowered.schedule
-    return Replays(session.graphs, captured, plan, required, tell)
+    return Replays(session.graphs, captured, plan, required, on_state)
 
 
 def _has_many_launches(lowered: Lowered) -> bool:
@@ -401,7 +401,7 @@ def _write_down(report: Report, config: Config, lowered: Lowered) -> None:
     If the files cannot be written, fuseopt warns once, and the step goes on.
     """
     graph, plan = lowered.captured.graph, lowered.schedule
-    logs.tell(report, graph, plan, lowered.sources)
+    logs.log(report, graph, plan, lowered.sources)
     if not config.writes:
         return
     parent = _parent(config)

@@ -32,7 +32,7 @@ def acts_when_copied(container: Any) -> str:
     return ""
 
 
-def acts_when_asked(container: Any) -> str:
+def lookup_effect(container: Any) -> str:
     """Describe the user's code that a copy or a lookup of an item runs; "" if none."""
     if isinstance(container, collections.defaultdict):
         makes: Any = container.default_factory

@@ -33,14 +33,14 @@ def of_limit(
     """Warn that a function runs in eager, because Dynamo hit its recompile limit."""
     from . import diagnostics
 
-    diagnostics.tell_of_limit(function, optimizer, guard)
+    diagnostics.warn_of_limit(function, optimizer, guard)
 
 
 def of_graph_break(place: str, reason: str, optimizer: torch.optim.Optimizer) -> None:
     """Warn that Dynamo breaks a graph within a step."""
     from . import diagnostics
 
-    diagnostics.tell_of_graph_break(place, reason, optimizer)
+    diagnostics.warn_of_graph_break(place, reason, optimizer)
 
 
 def of_failure(
@@ -49,14 +49,14 @@ def of_failure(
     """Warn that Dynamo fails on code, which runs in eager."""
     from . import diagnostics
 
-    diagnostics.tell_of_failure(function, reason, optimizer)
+    diagnostics.warn_of_failure(function, reason, optimizer)
 
 
 def of_refusal(optimizer: torch.optim.Optimizer, why: str) -> None:
     """Report that a step must run in eager, as a trace has shown."""
     from . import diagnostics
 
-    diagnostics.tell_of_step(optimizer, why)
+    diagnostics.warn_of_step(optimizer, why)
 
 
 def of_bound_step(optimizer: torch.optim.Optimizer) -> None:
@@ -66,4 +66,4 @@ def of_bound_step(optimizer: torch.optim.Optimizer) -> None:
 
     why = compat.unsound(optimizer)
     if why:
-        diagnostics.tell_of_step(optimizer, why)
+        diagnostics.warn_of_step(optimizer, why)

@@ -77,8 +77,8 @@ def _compared(
         yield from _tensors(place, want.detach(), got.detach())
     elif isinstance(want, dict) and isinstance(got, dict):
         if want.keys() != got.keys():
-            told = f"keys {sorted(map(str, want))} and {sorted(map(str, got))}"
-            yield Difference(place.strip(), what=told)
+            text = f"keys {sorted(map(str, want))} and {sorted(map(str, got))}"
+            yield Difference(place.strip(), what=text)
             return
         for key, value in want.items():
             inner = f"{where}.{key}" if where else str(key)

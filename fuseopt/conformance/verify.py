@@ -39,11 +39,11 @@ class Result:
     """Outcome of a run.
 
     `outcome`: "equal", "differs", "eager" (the step ran in eager, so that nothing was
-    compared), "refused", "raises", "proves nothing" or "not run". `why`: the reason, if
-    there is one. `launches`: kernels of a step, as a profiler counts them. `shapes`:
+    compared), "refused", "raises", "proves nothing" or "not run". `reason`: of it, or
+    "". `launches`: kernels of a step, as a profiler counts them. `shapes`:
     the key of SHAPES for a class, or "its own". `done`: the events of the course;
     `left_out`: the other events, each with the reason. `control`: the comparison after
-    one tensor was moved by an ulp. `told`: warnings of fuseopt.
+    one tensor was moved by an ulp. `warnings`: warnings of fuseopt.
     """
 
     target: str
@@ -51,7 +51,7 @@ class Result:
     device: str
     torch: str
     outcome: str
-    why: str = ""
+    reason: str = ""
     steps: int = 0
     parameters: int = 0
     elements: int = 0
@@ -62,7 +62,7 @@ class Result:
     left_out: tuple[tuple[str, str], ...] = ()
     differences: tuple[str, ...] = ()
     control: str = ""
-    told: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Side:
@@ -131,10 +131,10 @@ def verify(subject: Subject, steps: int = STEPS) -> Result:
         outcome="not run",
         steps=steps,
     )
-    subject, shapes, why = _runnable(subject)
+    subject, shapes, reason = _runnable(subject)
     made = dataclasses.replace(made, shapes=shapes)
-    if why:
-        return dataclasses.replace(made, why=f"eager raises {why}")
+    if reason:
+        return dataclasses.replace(made, reason=f"eager raises {reason}")
     every = _same_each_time(subject)
     left_out = _left_out(subject, steps)
     course = Course(steps, tuple(x for x in EVENTS if x not in left_out))
@@ -147,13 +147,13 @@ def verify(subject: Subject, steps: int = STEPS) -> Result:
         done=course.events,
         left_out=tuple(left_out.items()),
     )
-    with _heard() as told:
+    with _fuseopt_warnings() as caught:
         made = _run(subject, course, made)
-    heard = tuple(dict.fromkeys(told))
-    why = made.why
-    if made.outcome == "eager" and heard:
-        why = why or heard[0]
-    return dataclasses.replace(made, why=why, told=heard)
+    texts = tuple(dict.fromkeys(caught))
+    reason = made.reason
+    if made.outcome == "eager" and texts:
+        reason = reason or texts[0]
+    return dataclasses.replace(made, reason=reason, warnings=texts)
 
 
 def _run(subject: Subject, course: Course, made: Result) -> Result:
@@ -162,21 +162,21 @@ def _run(subject: Subject, course: Course, made: Result) -> Result:
     try:
         got = Side(subject, course, compiled)
     except UnsupportedInput as error:
-        return dataclasses.replace(made, outcome="refused", why=_first_line(error))
+        return dataclasses.replace(made, outcome="refused", reason=_first_line(error))
     for number in range(course.steps):
         want.step(number)
         try:
             got.step(number)
         except Exception as error:
-            why = f"step {number + 1}: {type(error).__name__}: {_first_line(error)}"
-            return dataclasses.replace(made, outcome="raises", why=why)
+            reason = f"step {number + 1}: {type(error).__name__}: {_first_line(error)}"
+            return dataclasses.replace(made, outcome="raises", reason=reason)
         found = differences(want.optimizer, got.optimizer)
         if found:
             listed = tuple(map(str, found[:LISTED]))
-            why = f"step {number + 1}" + _of_others(subject, course)
-            outcome = "not run" if why.endswith("itself") else "differs"
+            reason = f"step {number + 1}" + _of_others(subject, course)
+            outcome = "not run" if reason.endswith("itself") else "differs"
             return dataclasses.replace(
-                made, outcome=outcome, why=why, differences=listed
+                made, outcome=outcome, reason=reason, differences=listed
             )
     control, seen = _control(want, got, course.steps)
     launches = _launches(got, course.steps + 100)
@@ -187,13 +187,13 @@ def _run(subject: Subject, course: Course, made: Result) -> Result:
         externs=sum(len(x.externs) for x in session.reports[begun:][-1:]),
     )
     if not launches:
-        why = session.eager.get(got.optimizer, "") or "; ".join(
+        reason = session.eager.get(got.optimizer, "") or "; ".join(
             dict.fromkeys(x.fallback for x in session.reports[begun:] if x.fallback)
         )
-        return dataclasses.replace(made, outcome="eager", why=why)
+        return dataclasses.replace(made, outcome="eager", reason=reason)
     if not seen:
-        why = "the comparison did not see a tensor that was moved by an ulp"
-        return dataclasses.replace(made, outcome="proves nothing", why=why)
+        reason = "the comparison did not see a tensor that was moved by an ulp"
+        return dataclasses.replace(made, outcome="proves nothing", reason=reason)
     return dataclasses.replace(made, outcome="equal")
 
 
@@ -242,7 +242,7 @@ def _of_others(subject: Subject, course: Course) -> str:
 
     Returns "" if neither differs from eager.
     """
-    for how, told in (
+    for how, text in (
         (plain, ", but eager differs from itself"),
         (dynamo_alone, "; Dynamo without a compiler differs from eager as well"),
     ):
@@ -252,7 +252,7 @@ def _of_others(subject: Subject, course: Course) -> str:
                 one.step(number)
                 other.step(number)
                 if differences(one.optimizer, other.optimizer):
-                    return told
+                    return text
         except Exception:  # an error here gives no evidence about the compiled step
             continue
     return ""
@@ -269,10 +269,10 @@ def _runnable(subject: Subject) -> tuple[Subject, str, str]:
     first = ""
     for name, shapes in SHAPES.items():
         tried = dataclasses.replace(subject, shapes=shapes)
-        why = _eager(tried, Course(LEAST, ()))
-        if not why:
+        reason = _eager(tried, Course(LEAST, ()))
+        if not reason:
             return tried, name, ""
-        first = first or why
+        first = first or reason
     return subject, "", first
 
 
@@ -302,9 +302,9 @@ def _left_out(subject: Subject, steps: int) -> dict[str, str]:
     """Return the events that eager cannot run, each with the reason."""
     found = {}
     for event in EVENTS:
-        why = _eager(subject, Course(steps, (event,)))
-        if why:
-            found[event] = f"eager raises {why}"
+        reason = _eager(subject, Course(steps, (event,)))
+        if reason:
+            found[event] = f"eager raises {reason}"
     if not any(rates(subject.optimizer())):
         found[RATES] = "its groups have no rate"
     return found
@@ -324,14 +324,14 @@ def _eager(subject: Subject, course: Course) -> str:
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def _fuseopt_warnings() -> Iterator[list[str]]:
     """Collect the warnings of fuseopt; the list is complete after the `with` block."""
-    told: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
+    caught: list[str] = []
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
-        yield told
-    texts = [str(w.message) for w in caught]
-    told += [text for text in texts if text.startswith("fuseopt:")]
+        yield caught
+    texts = [str(w.message) for w in recorded]
+    caught += [text for text in texts if text.startswith("fuseopt:")]
 
 
 def _first_line(error: Exception) -> str:

@@ -51,17 +51,17 @@ class GuardIndexMap(NamedTuple):
 class LaneGuard:
     """A record of lanes, in order: their parameters and states (None: no state).
 
-    `look` returns the lanes' gradients, or None if an object other than a gradient has
-    changed.
+    `compare` returns the lanes' gradients, or None if an object other than a gradient
+    has changed.
 
     `lists`: the parameters of each group. `state`: the optimizer's state. `helper`: the
     library, built. `kinds`: the two types that a parameter or a gradient may have.
-    `tensors`: the guard of a step; the look compares the guard's tensors as it reads
-    them. `rest`: a record of all else that the optimizer holds. `rest_same`: True if
-    the last look found `rest` unchanged. `may_lack`: a byte for each lane, 1 if its
-    gradient may come and go. `present`: a byte for each lane, 1 if the last look found
-    a gradient. `counted`: for each lane, the keys of integers in its state that may
-    change. `counters`: these integers in the last look, lane by lane.
+    `tensors`: the guard of a step; `compare` reads its tensors in the same pass.
+    `rest`: a record of all else that the optimizer holds. `rest_same`: True if the last
+    comparison found `rest` unchanged. `may_lack`: a byte for each lane, 1 if its
+    gradient may come and go. `present`: a byte for each lane, 1 if the last comparison
+    found a gradient. `counted`: for each lane, the keys of integers in its state that
+    may change. `counters`: these integers in the last comparison, lane by lane.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LaneGuard:
         self._keep = record
         self.present = bytes(had)
         get = compat.gradient_getter(kinds)
-        asked = compat.requires_grad_function(params)
+        reader = compat.requires_grad_function(params)
         plain = all(type(p) in kinds for p in params)
         self._n = len(params)
         struct = self._struct = LaneRecord(
@@ -142,8 +142,8 @@ class LaneGuard:
         )
         if get is not None and plain:
             struct.descriptor, struct.read = id(get[0]), get[1]
-        if asked is not None and plain:
-            struct.handle, struct.required = asked
+        if reader is not None and plain:
+            struct.handle, struct.required = reader
             direct = compat.gradient_functions()
             if get is not None and direct is not None:
                 struct.gradient, struct.wrapped, struct.mode = direct
@@ -161,9 +161,9 @@ class LaneGuard:
         self._call: Callable[..., int] = call
 
     def compare_with(self, tensors: TensorGuard, meeting: GuardIndexMap) -> None:
-        """Compare the tensors of a step in each look from now on.
+        """Compare the tensors of a step in each comparison from now on.
 
-        The last look of the step's guard must have compared all of them. This guard
+        The last `compare` of the step's guard must have read all of them. This guard
         keeps alive what lanes hold; the caller keeps the other tensors alive.
         """
         struct = self._struct
@@ -182,7 +182,7 @@ class LaneGuard:
         """Stop comparing the tensors of a step."""
         self.tensors = self._struct.known = None
 
-    def look(
+    def compare(
         self,
         attributes: dict[str, Any],
         lists: list[Any],

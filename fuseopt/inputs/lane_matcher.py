@@ -103,7 +103,7 @@ class LaneMatcher:
         self._last = lanes
 
     def forget(self) -> None:
-        """Let the next look compare everything in Python."""
+        """Let the next comparison read everything in Python."""
         self._guard = None
 
     def lanes_of(self, present: bytes) -> Lanes:
@@ -114,7 +114,7 @@ class LaneMatcher:
             self._last = narrowed(self.lanes, present)
         return self._last
 
-    def look(
+    def compare(
         self,
         optimizer: Any,
         rest: ContainerRecord,
@@ -132,11 +132,11 @@ class LaneMatcher:
             arguments = vars(optimizer), lists, optimizer.state
             grads = None
             if given is not None and given.grads is not None:
-                grads = guard.look(*arguments, given)
+                grads = guard.compare(*arguments, given)
             if grads is None:
                 if given is not None:
                     given.put()
-                grads = guard.look(*arguments)
+                grads = guard.compare(*arguments)
             if grads is not None:
                 known = self._found, guard, grads, self._late, guard.counters
                 return CallTensors(*known, present=guard.present)
@@ -148,7 +148,7 @@ class LaneMatcher:
         if there != may or not self.lanes.same(optimizer):
             return None
         was_guarded, self._guard, self._found = self._guard is not None, None, []
-        found = self._look_closely(grads, there)
+        found = self._compare_rest(grads, there)
         if found is None:
             return None
         if was_guarded:
@@ -189,8 +189,8 @@ class LaneMatcher:
             place += n * (1 + kind.has_grad + len(kind.tensors))
             lane += n
 
-    def _look_closely(self, grads: list[Any], there: bytes) -> CallTensors | None:
-        """Do the part of `look` after the comparison of parameters and states."""
+    def _compare_rest(self, grads: list[Any], there: bytes) -> CallTensors | None:
+        """Do the part of `compare` after the comparison of parameters and states."""
         if list(map(_FLAG, self._params)) != self._flags:
             return None
         tensors: list[Any] = []
@@ -257,9 +257,9 @@ class RecentLanes:
         self.every.clear()
 
     def forget(self) -> None:
-        """Let the next look compare everything in Python."""
-        for look in self.every:
-            look.forget()
+        """Let the next comparison read everything in Python."""
+        for matcher in self.every:
+            matcher.forget()
 
     def take(self, lanes: Lanes, most: int, young: bool) -> None:
         """Add lanes to the record, which keeps at most `most` (at least 2).
@@ -277,16 +277,16 @@ class RecentLanes:
         self.every = [x for x in self.every if x.lanes is not home]
         self.every.append(LaneMatcher(home, may_lack=True))
 
-    def _of_other_params(self, look: LaneMatcher) -> list[LaneMatcher]:
+    def _of_other_params(self, matcher: LaneMatcher) -> list[LaneMatcher]:
         """Return the records of different parameters, with `params_differ`.
 
         The other records keep replaced objects alive, or their lanes have the same
         home.
         """
         others = self.every if self.params_differ else []
-        return [x for x in others if x.first is not look.first]
+        return [x for x in others if x.first is not matcher.first]
 
-    def look(
+    def compare(
         self,
         optimizer: Any,
         rest: ContainerRecord,
@@ -294,25 +294,27 @@ class RecentLanes:
     ) -> tuple[Lanes, CallTensors] | None:
         """Return the lanes that the optimizer still has, and their tensors, or None.
 
-        The arguments are those of LaneMatcher.look.
+        The arguments are those of LaneMatcher.compare.
         """
         several = len(self.every) > 1
         lists = (group["params"] for group in optimizer.param_groups)
         first = next(chain.from_iterable(lists), None) if several else None
-        for look in reversed(self.every):
-            if several and look.first is not first:
+        for matcher in reversed(self.every):
+            if several and matcher.first is not first:
                 continue
-            found = look.look(optimizer, rest, self.helper, given)
+            found = matcher.compare(optimizer, rest, self.helper, given)
             if found is not None:
-                if look.replaced or look.may_lack:
-                    look.replaced = False
+                if matcher.replaced or matcher.may_lack:
+                    matcher.replaced = False
                     self.every = (
-                        [*self._of_other_params(look), look] if several else [look]
+                        [*self._of_other_params(matcher), matcher]
+                        if several
+                        else [matcher]
                     )
-                elif look is not self.every[-1]:
-                    self.every.remove(look)
-                    self.every.append(look)
-                return look.lanes_of(found.present), found
+                elif matcher is not self.every[-1]:
+                    self.every.remove(matcher)
+                    self.every.append(matcher)
+                return matcher.lanes_of(found.present), found
         return None
 
 

@@ -25,7 +25,7 @@ from .contents import Contents
 
 _FLAG = attrgetter("requires_grad")
 _VERSION = attrgetter("_version")
-#: Results of a look: a change besides gradients; a change of gradients alone; the
+#: Results of `compare`: a change besides gradients; a change of gradients alone; the
 #: helper cannot compare.
 OTHER, GRADIENTS, UNASKED = 1, 2, 3
 
@@ -39,8 +39,8 @@ class DTensorRecord:
     `state_dtensors`: the DTensors in the state. `local_params`: the local optimizer's
     parameter for each of `whole`.
 
-    A step calls `look` first. If that returns None, it calls `same` and `begin`. At the
-    end it calls `count_up`, which increases the versions of changed parameters.
+    A step calls `compare` first. If that returns None, it calls `same` and `begin`. At
+    the end it calls `count_up`, which increases the versions of changed parameters.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DTensorRecord:
         self._guarded = False  # True once a guard was made
         self._versions: list[int] = []  # before the step; [] if the guard has them
 
-    def look(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
+    def compare(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
         """Return the local parts of all gradients, or None.
 
         Returns None unless compiled code finds no change except numbers. `helper`: the
@@ -73,7 +73,7 @@ class DTensorRecord:
         """
         if self._guard is None or not self._follow(helper):
             return None
-        grads = self._guard.look()
+        grads = self._guard.compare()
         if grads is not None:
             self._versions = []
         return grads
@@ -92,7 +92,7 @@ class DTensorRecord:
         return found.change is not Change.STRUCTURE
 
     def same(self, helper: ctypes.PyDLL | None) -> bool:
-        """Is all unchanged except numbers? Compares in Python, after `look`."""
+        """Is all unchanged except numbers? Compares in Python, after `compare`."""
         change = None if self._guard is None else self._guard.found
         if not self._follow(helper):
             return False
@@ -114,7 +114,7 @@ class DTensorRecord:
         return same
 
     def begin(self, specs: Sequence[Any]) -> None:
-        """Begin a step after `look` returned None; `specs`: those of its gradients."""
+        """Begin a step if `compare` returned None; `specs`: those of its gradients."""
         self._versions = [*map(_VERSION, self._local_params)]
         if self._guard is not None:
             self._guard.expect(specs)
@@ -135,7 +135,7 @@ class PartGuard:
 
     `wholes`: the DTensors, parameters first. `heres`: the tensor that is stepped in
     place of each parameter. `versions`: those of `heres` before the step.
-    `expect(specs)` sets the specs that gradients must have, by identity. `look()`
+    `expect(specs)` sets the specs that gradients must have, by identity. `compare()`
     returns the parts of gradients, with None for a parameter without one. If it returns
     None, `found` has the result.
     """
@@ -152,12 +152,12 @@ class PartGuard:
         self._call: Any = None
         locals_ = [*map(compat.local_part, wholes)]
         places = compat.part_places()
-        asked = compat.requires_grad_function([*wholes, *locals_, *heres])
+        reader = compat.requires_grad_function([*wholes, *locals_, *heres])
         direct, versions = compat.gradient_functions(), compat.version_functions()
         tensors = TensorGuard(locals_[:n], helper)
-        same = tensors.look({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
+        same = tensors.compare({}, {}, tuple(locals_[:n])) == 0 and tensors.comparable
         raw = same and tensors.raw
-        if not (places and asked and direct and versions and raw and held.struct):
+        if not (places and reader and direct and versions and raw and held.struct):
             return
         specs = [*map(compat.spec_of, wholes)]
         self._specs = array("Q", bytes(8 * n))
@@ -187,7 +187,7 @@ class PartGuard:
         )
         struct.wholes, struct.locals, struct.specs, struct.heres = map(address, lists)
         struct.local, struct.spec = places
-        struct.handle, struct.required = asked
+        struct.handle, struct.required = reader
         struct.gradient, struct.wrapped, struct.mode = direct
         struct.version, struct.bump = versions
         struct.functions, struct.known = tensors.structs
@@ -209,18 +209,18 @@ class PartGuard:
         return self._call is not None
 
     def expect(self, specs: Sequence[Any]) -> None:
-        """Let `look` accept gradients with these specs, one for each parameter."""
+        """Let `compare` accept gradients with these specs, one for each parameter."""
         self._spreads = specs
         self._specs[:] = array("Q", map(id, specs))
 
-    def look(self) -> list[Any] | None:
+    def compare(self) -> list[Any] | None:
         """Return the parts of gradients, or None; see the class."""
         grads = self._none.copy()
         self.found = self._call(self._where, grads)
         return None if self.found else grads
 
     def bump(self) -> bool:
-        """Increase the versions of parameters whose parts changed since the last look.
+        """Increase the versions of parameters whose parts changed since `compare`.
 
         Returns False if the helper cannot do it.
         """

@@ -36,12 +36,12 @@ def _items(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
 
 
 class StateGuard:
-    """A record of what an optimizer holds; `look(optimizer)` updates it.
+    """A record of what an optimizer holds; `compare(optimizer)` updates it.
 
     `epoch` increases with each change, `count` with each change that is not of numbers
     alone. `moved`: the places of numbers that changed since `count` increased.
     `struct`: the record for the compiled helper, whose pass over the lanes reports
-    whether a look is needed.
+    whether a comparison is needed.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class StateGuard:
         self._held: dict[Place, Any] = {}
 
     def forget(self) -> None:
-        """Let the next look treat everything as changed."""
+        """Let the next comparison treat everything as changed."""
         self._roots = None
         self.struct.n = 0
 
-    def look(self, optimizer: Optimizer) -> Difference:
-        """Compare with the last look. Raises LanesDiffer for what is not plain data."""
+    def compare(self, optimizer: Optimizer) -> Difference:
+        """Compare with the last call. Raises LanesDiffer for what is not plain data."""
         groups = optimizer.param_groups
         roots = [vars(optimizer), *groups, groups]
         before = self._roots

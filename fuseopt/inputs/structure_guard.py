@@ -84,7 +84,7 @@ class StructureGuard:
         self._kind = None
         groups = optimizer.param_groups
         self._state, self._groups, self._n = optimizer.state, groups, len(groups)
-        self._look(type(optimizer))
+        self._read(type(optimizer))
 
     def _only_values(self) -> bool:
         """Did only numbers and strings change, whose values Dynamo guards?"""
@@ -95,7 +95,7 @@ class StructureGuard:
         self._held = values
         return True
 
-    def _look(self, kind: type) -> None:
+    def _read(self, kind: type) -> None:
         inside = kind.__mro__[: kind.__mro__.index(Optimizer)]
         mixed_in = kind.__mro__[kind.__mro__.index(Optimizer) + 1 :]
         classes = [*inside, *(c for c in mixed_in if c is not object)]

@@ -38,14 +38,14 @@ RESCALED = Difference(Change.STRUCTURE, "the scaler is in another state")
 
 
 class TailRecord:
-    """The options of a call (see `asked_of`) and its `tail_inputs` (see `TailInputs`).
+    """Options of a call (see `options_of`) and its `tail_inputs` (see `TailInputs`).
 
     `strangers`: parameters without an optimizer, whose gradients are None.
     """
 
     def __init__(
         self,
-        asked: list[Any],
+        options: list[Any],
         average: bool,
         tail_inputs: Mapping[str, Any],
         params: Sequence[Any],
@@ -55,7 +55,7 @@ class TailRecord:
         self.tail_inputs = tail_inputs
         self.params = params
         self.strangers = strangers
-        self._asked = asked
+        self._options = options
 
     def compare(self, tail: Any, average: bool) -> Difference:
         """Compare the options of the next call; return SAME or STRUCTURE.
@@ -63,7 +63,7 @@ class TailRecord:
         Looks for hooks and modes around the steps too. Does not compare the optimizers'
         tensors.
         """
-        options, last_options = asked_of(tail), self._asked
+        options, last_options = options_of(tail), self._options
         if average is not self.average or len(options) != len(last_options):
             return NEW_OPTIONS
         if not all(map(is_, options, last_options)):
@@ -87,7 +87,7 @@ class TailRecord:
         return SAME if same else RESCALED
 
 
-def asked_of(tail: Any) -> list[Any]:
+def options_of(tail: Any) -> list[Any]:
     """Return the options of a tail, its optimizers, and their steps."""
     options = [*_SET(tail), *tail.decays]
     for optimizer in tail.optimizers:

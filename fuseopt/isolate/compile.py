@@ -104,7 +104,7 @@ def keeps_packed(optimizer: Optimizer) -> bool:
 
 
 def compile_bound(
-    step: Any, optimizer: Optimizer, asked: compat.CompileArguments
+    step: Any, optimizer: Optimizer, arguments: compat.CompileArguments
 ) -> Any:
     """Return the result of `torch.compile(optimizer.step, backend="fuseopt")`.
 
@@ -112,15 +112,15 @@ def compile_bound(
     does not change. Returns None for a step left to Dynamo: torch disables Dynamo for
     it, or it is not a Python function. Raises ConfigError for a wrong option or mode.
     """
-    resolve(asked.mode, asked.options)
-    options = {**of_mode(asked.mode), **asked.options}
+    resolve(arguments.mode, arguments.options)
+    options = {**of_mode(arguments.mode), **arguments.options}
     isolated = getattr(step, COMPILED, None)
     if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
         isolated.configure(options)
         return step
     if compat.disabled(optimizer):
         return None
-    wanted = CompileOptions(options, asked.fullgraph, asked.dynamic)
+    wanted = CompileOptions(options, arguments.fullgraph, arguments.dynamic)
     function_and_binding = _isolated(optimizer, step, wanted)
     if function_and_binding is None:
         return None

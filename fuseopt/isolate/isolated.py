@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..compiler.diagnostics import tell_of_step, untraceable_gradient
+from ..compiler.diagnostics import untraceable_gradient, warn_of_step
 from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
@@ -33,7 +33,7 @@ from .arguments import Arguments
 from .compilations import Compilations, CompileOptions, released
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once
-from .race import Race, asks_for_it, may_race
+from .race import Race, is_requested, may_race
 from .retries import Retries
 from .soundness import SoundnessCheck
 from .unfused import Unfused
@@ -121,7 +121,7 @@ class OptimizerCompiler:
     def _raced(self) -> Race | None:
         # fullgraph=True rules out an eager step; with packed state it is slow
         may = not self.wanted.fullgraph and self.packed_step is None
-        return Race() if may and asks_for_it(resolve(None, self.options)) else None
+        return Race() if may and is_requested(resolve(None, self.options)) else None
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Set other options for later calls."""
@@ -230,7 +230,7 @@ class OptimizerCompiler:
         )
         if race.over and self.race is race:
             if race.lost:
-                tell_of_step(optimizer, f"it is faster there: {race}")
+                warn_of_step(optimizer, f"it is faster there: {race}")
             else:
                 self.race = None
         return result
@@ -294,7 +294,7 @@ class OptimizerCompiler:
                 "(options={'fallback': 'error'} was given)"
             )
         if refusal:
-            tell_of_step(optimizer, refusal)
+            warn_of_step(optimizer, refusal)
         if self.packed_step is None:
             return self.function(*args, **kwargs)
         with self.lock:
@@ -339,7 +339,7 @@ class OptimizerCompiler:
         try:
             compiled = self.compiled.get(places)
             if self.whole.refused:
-                tell_of_step(optimizer, self.whole.refused)
+                warn_of_step(optimizer, self.whole.refused)
                 return self.function(*args, **kwargs)
             if compiled is None and untraceable_gradient(optimizer):
                 return self.function(*args, **kwargs)
@@ -348,7 +348,7 @@ class OptimizerCompiler:
                 fullgraph = self.wanted.fullgraph
                 compiled = self._compile(self._whole(), whole, fullgraph=fullgraph)
                 self.compiled[places] = compiled
-            compat.watched.ask()
+            compat.patch_state.register()
             if any(group.get("fused") for group in optimizer.param_groups):
                 result = self.unfused.call(compiled, optimizer, args, kwargs)
             else:

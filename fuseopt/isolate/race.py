@@ -27,7 +27,7 @@ ROUNDS = 8
 CLEAR_ROUNDS, CLEAR = 2, 1.5
 
 
-def asks_for_it(config: Config) -> bool:
+def is_requested(config: Config) -> bool:
     """Do the options allow steps in eager, which have the same bits?"""
     exact = config.numerics == "eager" and not config.verify
     meant = config.fallback == "error" or config.target != "auto"
@@ -39,7 +39,7 @@ def may_race(optimizer: Optimizer, config: Config, reports: Sequence[Report]) ->
 
     `reports`: those of the optimizer's compiled graphs.
     """
-    if not asks_for_it(config):
+    if not is_requested(config):
         return False
     if all(r.fallback for r in reports):
         return False

@@ -279,14 +279,14 @@ class LedOptimizer:
         if self.proof is None:
             call.put_gradients()
             self.prove()
-        found, again = self._look(optimizer), call.tail_arguments.again
+        found, again = self._compare(optimizer), call.tail_arguments.again
         if again is not None and (found is None or again is not self.lanes):
             raise StaleTailInputs
         if found is None:
             found = self._survey(call)
         call.found = found
         if not found.rest_same:
-            self.state_guard.look(optimizer)
+            self.state_guard.compare(optimizer)
         assert self.lanes is not None
         for k, numbers in found.numbers.items():
             self.models.follow(self.lanes.kinds[k], numbers)
@@ -330,11 +330,11 @@ class LedOptimizer:
         """The models that Dynamo traces, by number."""
         return () if self.trace is None else self.trace.active
 
-    def _look(self, optimizer: Any) -> CallTensors | None:
+    def _compare(self, optimizer: Any) -> CallTensors | None:
         """Set `lanes` to matching recent ones; return their tensors, or None."""
         self.recent.helper = self.recent.helper or self.helper
         record = self.state_guard.struct, self.call.given
-        lanes, found = self.recent.look(optimizer, *record) or (self.lanes, None)
+        lanes, found = self.recent.compare(optimizer, *record) or (self.lanes, None)
         if lanes is not None and lanes is not self.lanes:
             if found is not None and self.makes_state and lanes.unmade:
                 return None
@@ -392,7 +392,7 @@ class LedOptimizer:
         self.models.take(lanes)
         self.lanes = lanes
         self.recent.take(lanes, self.kept, young)
-        tensors = self._look(optimizer)
+        tensors = self._compare(optimizer)
         return tensors if self.lanes is lanes else None
 
     def _initialized(self, lanes: Lanes) -> CallTensors:

@@ -47,17 +47,17 @@ class Extended:
 
     `copies`: (buffer that the step returns, m) -> the buffer of lane m of its model.
     `numbers`: the same for numbers of models. `order`: the tensors of a call, as
-    (source in the captured step, COMMON or m). `asked`: (argument, m) of the numbers of
-    lanes that a call passes after all arguments. `owners`, `number_owners`: the model
-    of each buffer and number, or COMMON. The owners of `captured` are the lanes of all
-    models, one model after the other.
+    (source in the captured step, COMMON or m). `lane_numbers`: (argument, m) of the
+    numbers of lanes that a call passes after all arguments. `owners`, `number_owners`:
+    the model of each buffer and number, or COMMON. The owners of `captured` are the
+    lanes of all models, one model after the other.
     """
 
     captured: Captured
     order: tuple[tuple[int, int], ...]
     copies: Mapping[tuple[int, int], int]
     numbers: Mapping[tuple[int, int], int]
-    asked: tuple[tuple[int, int], ...]
+    lane_numbers: tuple[tuple[int, int], ...]
     owners: Sequence[int]
     number_owners: Sequence[int]
 
@@ -191,7 +191,7 @@ class _Extension:
         self.owners = _Owners(captured, source, given)
         self.layouts = layouts
         self.n_args = n_args
-        self.asked: list[tuple[int, int]] = []
+        self.lane_numbers: list[tuple[int, int]] = []
         self.blocks = block_sizes(captured.graph)
         self._check_layouts()
         order = [(s, COMMON) for s, owner in enumerate(source) if owner == COMMON]
@@ -267,7 +267,7 @@ class _Extension:
             self.order,
             copies,
             numbers,
-            tuple(self.asked),
+            tuple(self.lane_numbers),
             tuple(owner_of),
             tuple(self.owners.exprs),
         )
@@ -384,8 +384,8 @@ class _Extension:
         if isinstance(expr, Apply):
             args, kwargs = self._mapped(expr.args, m), self._mapped(expr.kwargs, m)
             return Apply(expr.function, args, kwargs)
-        self.asked.append((expr.position, m))
-        return Arg(self.n_args + len(self.asked) - 1, "")
+        self.lane_numbers.append((expr.position, m))
+        return Arg(self.n_args + len(self.lane_numbers) - 1, "")
 
     def _sym(self, index: int, m: int) -> int:
         return self.new_expr.get((index, m), index)

@@ -42,7 +42,7 @@ class Turn(NamedTuple):
     """The inputs of a program for one set of lanes.
 
     `order`, `stand_ins`, `gradients`: see LaneTensors. `taking`: see Binding. `at`: by
-    model, the numbers of its lanes in the program. `asked`: the integers after the
+    model, the numbers of its lanes in the program. `counters`: the integers after the
     arguments, by their places in `Found.counters`.
     """
 
@@ -51,7 +51,7 @@ class Turn(NamedTuple):
     gradients: list[int | None]
     taking: bytes | None
     at: list[list[int]]
-    asked: list[int]
+    counters: list[int]
 
 
 @dataclass(eq=False)
@@ -88,10 +88,10 @@ class Program:
     def has(self, members: Members) -> bool:
         """Are these its lanes, or a subset that can leave out the rest?"""
         mine = [self.of(k) for k in self._models]
-        asked = [members[k] for k in self._models]
+        theirs = [members[k] for k in self._models]
         if self.some:
-            return all(set(x) <= {*y} for x, y in zip(asked, mine, strict=True))
-        return all([*x] == [*y] for x, y in zip(asked, mine, strict=True))
+            return all(set(x) <= {*y} for x, y in zip(theirs, mine, strict=True))
+        return all([*x] == [*y] for x, y in zip(theirs, mine, strict=True))
 
     def turn_to(self, lanes: Lanes, members: Members) -> bool:
         """Do the step of these lanes from now on.
@@ -142,10 +142,10 @@ class Program:
         self.results.at = at
         # a lane that is left out gets the number of another lane, unused
         there = {name: x for x, i, name in self._counters if present[i]}
-        asked = [
+        numbers = [
             x if present[i] else there.get(name, x) for x, i, name in self._counters
         ]
-        self.turn = self.turn._replace(taking=self.step.taking, at=at, asked=asked)
+        self.turn = self.turn._replace(taking=self.step.taking, at=at, counters=numbers)
 
     def _live_in(self, home: Lanes) -> None:
         """Find the tensors of lanes by their home from now on."""
@@ -206,15 +206,15 @@ class Program:
         present = [*map(set, members[: len(self.members)])]
         pairs = [*zip(self.members, present, strict=True)]
         taking = [i in there for some, there in pairs for i in some]
-        asked = []
+        numbers = []
         counters = {place: k for k, place in enumerate(counter_places(found))}
         for model, k, key in self.counted:
             lane = self.members[model][k]
             # a lane that is left out gets the number of another lane, unused
             if lane not in present[model] and members[model]:
                 lane = members[model][0]
-            asked.append(counters.get((lane, key), -1))
-        if -1 in asked:
+            numbers.append(counters.get((lane, key), -1))
+        if -1 in numbers:
             return None
         return Turn(
             order,
@@ -222,7 +222,7 @@ class Program:
             gradients,
             None if all(taking) else bytes([*taking, True]),
             [[k for k, i in enumerate(some) if i in there] for some, there in pairs],
-            asked,
+            numbers,
         )
 
     def _stand_in(self, lane: int) -> torch.Tensor:

@@ -122,7 +122,7 @@ class LaneTensors:
         if met is not None:
             met[0].compare_no_more()
 
-    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
+    def compare(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """Compare the tensors of a call; see TensorSource.
 
         If the pass that found the lanes' tensors compared them for this step's guard,
@@ -137,10 +137,10 @@ class LaneTensors:
         if found.compared is guard and self._met is not None and same:
             found.compared = None
             common = self._pick(args) if self._pick else []
-            verdict = guard.look_at_others(common, *self._others)
+            verdict = guard.compare_others(common, *self._others)
             return verdict, (common, found.grads)
         tensors = self._all(args)
-        verdict = guard.look({}, {}, tensors)
+        verdict = guard.compare({}, {}, tensors)
         self._columns = columns
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:

@@ -135,7 +135,7 @@ class LedStep:
         owner.stepped = self
         if program.counted:
             counters = call.found.counters
-            args = *args, *map(counters.__getitem__, program.turn.asked)
+            args = *args, *map(counters.__getitem__, program.turn.counters)
         return program.step(*args)
 
     def _with_others(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -195,7 +195,7 @@ class LedStep:
                 self.program = self._program(args, members, clock)
             except Exception as error:
                 failed = error
-                self._tell(error, args)
+                self._report_error(error, args)
         contents = state_guard.held(self.moving)
         present = order_of_kinds(lanes)
         try:
@@ -261,8 +261,8 @@ class LedStep:
         numbers = [x for i, x in enumerate(args) if i in self.numbers]
         owner.models.renew(lanes)
         models, at = owner.models.lanes(owner.call.optimizer, self.active)
-        asked = owner.shadow_of_all, self.task.function, lanes, models, at, proof
-        rehearse_all(*asked, numbers, self.task.parts)
+        arguments = owner.shadow_of_all, self.task.function, lanes, models, at, proof
+        rehearse_all(*arguments, numbers, self.task.parts)
         if owner.bucket_proof is not None:
             owner.bucket_proof()
         clock.lap("rehearsal")
@@ -285,13 +285,13 @@ class LedStep:
         if not in_order(present, at) and (proof := self._proof()).firsts:
             rehearse_all(shadow, step, lanes, models, at, proof, ())
 
-    def _tell(self, error: Exception, args: Sequence[Any]) -> bool:
+    def _report_error(self, error: Exception, args: Sequence[Any]) -> bool:
         """Report an error within fuseopt, and raise LanesDiffer; return False for
         others.
         """
         if internal_errors.is_mishap(error):
             context = error, self.gm, args, self.task.config
-            message = internal_errors.tell(*context, "The step is traced whole.")
+            message = internal_errors.report(*context, "The step is traced whole.")
             raise LanesDiffer(message) from error
         return False
 
@@ -306,8 +306,8 @@ class LedStep:
         assert lanes is not None
         program = self.programs.find(lanes, members)
         if program is None:
-            asked = lanes, self.owner.models, members
-            wide = members if self.each else self.programs.wider(*asked)
+            arguments = lanes, self.owner.models, members
+            wide = members if self.each else self.programs.wider(*arguments)
             kinds = tuple(k for k, of_model in enumerate(wide) if of_model)
             if kinds in self._each_of:
                 wide = members
@@ -385,7 +385,7 @@ class LedStep:
                 complete = finished(wrapper, extension, roles, flag)
             return replace(complete, result=results.result)
 
-        def tell(report: Report) -> None:
+        def on_report(report: Report) -> None:
             n, all_lanes = len(self.active), len(lanes.params)
             report.traced = f"{n} of {all_lanes} lanes; they stand for the others"
             if n > all_lanes:
@@ -395,7 +395,7 @@ class LedStep:
 
         config, pending = self.task.config, self.task.pending
         first = not self.reported
-        plan = pipeline.replanner(self.gm, config, tell, clock, extended, first)
+        plan = pipeline.replanner(self.gm, config, on_report, clock, extended, first)
         program = plan(args)
         extension, results = extensions[-1]
         if program.plan.at_once:
@@ -411,10 +411,12 @@ class LedStep:
         n = len(roles), len(beside)
         order = [where(s, m) for s, m in extension.order]
         source = LaneTensors(graph_tensors, order, *n, self.owner)
-        policy = RefusingPolicy("lanes share memory", survey_again, self._tell)
+        policy = RefusingPolicy("lanes share memory", survey_again, self._report_error)
         take = results.take
         step = CompiledStep(source, program, plan, policy, None, pending, take)
-        counts = [(model_of_arg[k], m, counted[k][1]) for k, m in extension.asked]
+        counts = [
+            (model_of_arg[k], m, counted[k][1]) for k, m in extension.lane_numbers
+        ]
         parts_of = program.plan, extension, results, config, models
         some = not self.each and may_leave_out(*parts_of)
         like = self.programs.like(lanes, members)

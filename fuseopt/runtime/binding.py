@@ -107,7 +107,7 @@ class Binding:
             }
             self.tables = Tables(tables, before)
             for table in self.tables.on_devices:
-                table.ask(built.helper)
+                table.use_helper(built.helper)
         except torch.OutOfMemoryError as error:
             places = [f"{k.name} on {place_of(buffers, k)}" for k in schedule.kernels]
             raise torch.OutOfMemoryError(

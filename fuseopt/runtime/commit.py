@@ -49,8 +49,8 @@ def unless(
     flag: torch.Tensor, writes: Iterable[Callable[[], object]]
 ) -> Callable[[], object]:
     """Return a C call that does the writes unless the flag is true at that time."""
-    asked = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
-    done: Any = map(_CALL, compress(writes, asked))  # type: ignore[arg-type]
+    unset = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
+    done: Any = map(_CALL, compress(writes, unset))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
 
 

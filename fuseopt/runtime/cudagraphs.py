@@ -152,8 +152,8 @@ class CapturedGraphs:
 class Replays:
     """Executor of a plan that captures and replays graphs.
 
-    It calls `tell(state)` with a text for the Report at each change. With `require` it
-    raises CudaGraphError instead of running without a graph.
+    It calls `on_state(state)` with a text for the Report at each change. With `require`
+    it raises CudaGraphError instead of running without a graph.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Replays:
         captured: Captured,
         schedule: Schedule,
         require: bool = False,
-        tell: Callable[[str], None] = lambda state: None,
+        on_state: Callable[[str], None] = lambda state: None,
     ) -> None:
         self.shared = shared
         self.require = require
-        self.tell = tell
+        self.on_state = on_state
         self.off = ""
         self.held: OrderedDict[tuple[Any, ...], CapturedGraphs] = OrderedDict()
         self.seen: tuple[Any, ...] | None = None
@@ -189,14 +189,14 @@ class Replays:
         shared.replays.add(self)
         self._give_up(why_not(captured, schedule))
         if not self.off:
-            tell("the second call is captured")
+            on_state("the second call is captured")
 
     def _give_up(self, why: str, cause: Exception | None = None) -> None:
         if not why:
             return
         self.release()
         self.off = why
-        self.tell(f"off: {why}")
+        self.on_state(f"off: {why}")
         if self.require:
             raise CudaGraphError(
                 f"the step cannot be captured in a graph: {why} "
@@ -292,7 +292,7 @@ class Replays:
             self.held[key] = graphs
             if len(self.held) > KEPT:
                 self.held.popitem(last=False)[1].release()
-            self.tell("captured")
+            self.on_state("captured")
         return graphs
 
     # ---------------------------------------------------------------- capture

@@ -35,11 +35,14 @@ class Place:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.module = module_of(device)
-        self.asks = hasattr(self.module, "is_current_stream_capturing")
+        self.reports_capture = hasattr(self.module, "is_current_stream_capturing")
 
     def capturing(self) -> bool:
         """Is a graph being captured on the device's current stream?"""
-        if not self.asks or self.module.current_device() != self.device.index:
+        if (
+            not self.reports_capture
+            or self.module.current_device() != self.device.index
+        ):
             return is_capturing(self.device)
         return bool(self.module.is_current_stream_capturing())
 

@@ -24,7 +24,7 @@ from .step import CompiledStep
 class LinkedStep:
     """Bound step, and the guard of another step that compares its first tensors.
 
-    `link` makes it, in a call in which both compared the same tensors. `look`: see
+    `link` makes it, in a call in which both compared the same tensors. `compare`: see
     TensorGuard.following. `rest` has the last tensors of the step.
     """
 
@@ -32,13 +32,13 @@ class LinkedStep:
         self,
         bound: Binding,
         other: TensorGuard,
-        look: Callable[[list[torch.Tensor]], int],
+        compare: Callable[[list[torch.Tensor]], int],
         rest: list[torch.Tensor],
     ) -> None:
         self.bound = bound
         self.guard = bound.guard
         self.other = other
-        self.look = look
+        self.compare = compare
         self.rest = rest
 
     def launches(
@@ -56,7 +56,7 @@ class LinkedStep:
             return None
         if theirs is None or theirs.guard is not self.other:
             return None
-        if not self.other.comparable or self.look([*fresh, *self.rest]):
+        if not self.other.comparable or self.compare([*fresh, *self.rest]):
             return None
         if not bound.on_cpu:
             # a capture of the user's joins launches with their tensors
@@ -92,5 +92,5 @@ def link(
         return None
     if bound.guard.n != sum(unshared) + len(rest) or len(places) > unshared[0]:
         return None
-    look = bound.guard.following(other, places, unshared, sum(unshared))
-    return None if look is None else LinkedStep(bound, other, look, rest)
+    compare = bound.guard.following(other, places, unshared, sum(unshared))
+    return None if compare is None else LinkedStep(bound, other, compare, rest)

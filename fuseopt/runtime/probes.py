@@ -191,9 +191,9 @@ def _of_device(device: str) -> tuple[str, ...]:
 
 def _name(trial: Trial, now: Circumstances) -> str:
     """Return the name of an answer: a hash of all that it depends on."""
-    asked = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
+    variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
     parts = (
-        *(KIND, trial, tuple(now), asked, processor(), os.cpu_count()),
+        *(KIND, trial, tuple(now), variables, processor(), os.cpu_count()),
         *(torch.__version__, torch.__config__.show()),
         *_of_device(trial.device),
     )

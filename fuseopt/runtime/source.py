@@ -16,7 +16,7 @@ class TensorSource(Protocol):
 
     gm: GraphModule
 
-    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
+    def compare(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """Compare them with a guard. Return its result, and a reference to keep."""
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
@@ -59,10 +59,10 @@ class GraphTensors:
             return args[self._row]
         return [args[i] for i in self.positions]
 
-    def look(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
+    def compare(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
         tensors = tuple(self._given(args))
-        return guard.look(self.gm._buffers, self.gm._parameters, tensors), tensors
+        return guard.compare(self.gm._buffers, self.gm._parameters, tensors), tensors
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """See TensorSource."""

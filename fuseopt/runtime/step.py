@@ -142,7 +142,7 @@ class CompiledStep:
         bound: Binding | None = None
         try:
             # `alive` lives until the step is done: the guard holds tensors by address
-            change, alive = self._look(args)
+            change, alive = self._compare(args)
             tensors = self._needed(change, args)
             bound = self._adapt(change, tensors, args) if change else self.program.bound
             if bound is not None and bound.taking is not self.taking:
@@ -189,7 +189,7 @@ class CompiledStep:
         run = self.instead or self.policy.eager()
         return run(*args)
 
-    def _look(self, args: Sequence[Any]) -> tuple[int, Any]:
+    def _compare(self, args: Sequence[Any]) -> tuple[int, Any]:
         """Return the guard's result for a call's tensors, and a reference to them."""
         bound = self.program.bound
         if bound is None or bound.guard is None or not bound.settled:
@@ -197,8 +197,8 @@ class CompiledStep:
             return CHANGED, None
         if bound.plan.captured.complexes:
             tensors = tuple(self._tensors(args))
-            return bound.guard.look({}, {}, tensors), tensors
-        return self.source.look(bound.guard, args)
+            return bound.guard.compare({}, {}, tensors), tensors
+        return self.source.compare(bound.guard, args)
 
     def _tensors(self, args: Sequence[Any]) -> list[Any]:
         """Return the tensors of a call, complex ones as in the graph."""
@@ -294,7 +294,7 @@ class CompiledStep:
                 self.policy.refused(CaptureError(str(error)))
                 return None
         assert bound.guard is not None
-        bound.guard.look({}, {}, tuple(tensors))
+        bound.guard.compare({}, {}, tuple(tensors))
         bound.guard.accept()
         return bound
 
@@ -321,7 +321,7 @@ class CompiledStep:
                 continue
             self.program = program
             if bound.guard is not None and not (
-                bound.guard.look({}, {}, tuple(tensors)) & CHANGED
+                bound.guard.compare({}, {}, tuple(tensors)) & CHANGED
             ):
                 return bound
             return program.bind(tensors)

@@ -85,12 +85,12 @@ def fuse(
 
 def _tail(graph: Graph, calls: list[Node], kind: int) -> int:
     """Return the attribute of a tail of these calls, for some lanes; see `ir.ARITY`."""
-    asked = by_rows = False
+    by_shape = by_rows = False
     for call in calls:
         assert isinstance(call, ForeachSchedulerNode)
         results = [graph.buffers[graph.values[v]] for v in call.writes[0]]
         # a 0-d tensor is always leftover; in a list with other shapes each lane decides
-        asked = asked or any(b.shape for b in results)
+        by_shape = by_shape or any(b.shape for b in results)
         for column in call.reads:
             read = [graph.buffers[graph.values[v]] for v in column]
             layouts = {
@@ -98,7 +98,7 @@ def _tail(graph: Graph, calls: list[Node], kind: int) -> int:
                 for a, b in zip(read, results, strict=True)
             }
             by_rows = by_rows or not all(not x[0] or _alike(*x) for x in layouts)
-    if not asked:
+    if not by_shape:
         return 0
     return kind + BY_ROWS * by_rows
 

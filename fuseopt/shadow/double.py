@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from ..compiler.tables import acts_when_asked
+from ..compiler.tables import lookup_effect
 from ..inputs.keys import GRAD, OddValue, free_shape
 from ..inputs.lanes import Lanes
 from ..inputs.values import holdings, is_hooks, own_attributes
@@ -178,7 +178,7 @@ class Double:
                 twin = self.twins[id(x)] = self._number(x)
                 self.know(twin, TensorIdentity(-1, ("shared", name, 0), True))
             return twin
-        acts = acts_when_asked(x)
+        acts = lookup_effect(x)
         if acts:
             raise OddValue(f"{name} {acts}", x)
         if type(x) in (dict, collections.OrderedDict):

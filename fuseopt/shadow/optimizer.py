@@ -72,7 +72,7 @@ class Shadow:
         self.stand_in = stand_in(optimizer)
         #: the library of the guards, once it is built
         self.helper: ctypes.PyDLL | None = None
-        compat.watched.shadows[self.stand_in] = weakref.ref(self)
+        compat.patch_state.shadows[self.stand_in] = weakref.ref(self)
         self._owner = weakref.ref(optimizer)
         self._follows = follows and compat.may_follow_numpy()
         #: names that ever had a numpy.float64: floats there are followed from then on

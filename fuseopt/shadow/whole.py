@@ -80,10 +80,10 @@ def _attributes_alone(code: types.CodeType, self_name: str = "") -> bool:
         loads = now.opname in LOADS or now.opname.startswith("LOAD_FAST")
         names = _names(now.argval)
         if loads and self_name and self_name in names:
-            is_asked = before[-1] in ASKS or before[-2] == "super"
+            is_exempt = before[-1] in ASKS or before[-2] == "super"
             # the attribute belongs to the second of two variables
             is_taken = after.opname in TAKES and self_name not in names[:-1]
-            if not is_taken and not is_asked:
+            if not is_taken and not is_exempt:
                 return False
         before.append(now.argval if now.opname == "LOAD_GLOBAL" else "")
     return True
@@ -136,7 +136,7 @@ class WholeStep:
         owner = weakref.ref(self)
 
         def waiting(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            told = len(session.reports)
+            n_reports = len(session.reports)
             step = backend(gm, example_inputs, **keywords)
             self = owner()
             if self is not None:
@@ -144,7 +144,7 @@ class WholeStep:
                 if not (isinstance(step, STEPS) and step.put_off_to(self.pending)):
                     # fuseopt may refuse the step after this graph has written; a later
                     # trace reports it
-                    del session.reports[told:]
+                    del session.reports[n_reports:]
                     raise LanesDiffer("its graph writes before the end of the step")
                 self.steps.append(step)
             return step

@@ -131,7 +131,7 @@ class LocalOptimizer:
         is sharded differently than its parameter. `helper` is the guards' library.
         """
         unchanged = self._known and not self._wrote
-        parts: list[Any] | None = self._watch.look(helper) if unchanged else None
+        parts: list[Any] | None = self._watch.compare(helper) if unchanged else None
         if parts is not None:
             self.idle, self.given.grads = False, parts
             return

@@ -93,7 +93,7 @@ class PackedState:
         news = [self._packed(p, state, names.get(p)) for p, state in every]
         states = [state for _, state in every]
         _replace(states, news)
-        self._tell_of_unknown_keys(states)
+        self._warn_of_unknown_keys(states)
         former = {id(x.state): x.hollow for x in self._lanes}
         self._lanes = [_lane(p, state, former.get(id(state), {})) for p, state in every]
         self._states, self._sizes = states, [*map(len, states)]
@@ -142,7 +142,7 @@ class PackedState:
             self._n += 1
         return state if [*packed] == [*state] else packed
 
-    def _tell_of_unknown_keys(self, states: list[_State]) -> None:
+    def _warn_of_unknown_keys(self, states: list[_State]) -> None:
         """Warn, once, about keys that the user names and no state has."""
         known = {key for state in states for key in (*state, *packed_in(state))}
         unknown = [key for key in self.rule.keys if key not in known]

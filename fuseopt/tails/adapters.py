@@ -193,7 +193,7 @@ class Average:
         average, values = self.average, vars(self.average)
         if self.method in values or "get_decay" in values:
             raise NotTraced("an object replaced its class's methods")
-        self._look()
+        self._read()
         holds = dict(self._holds)
         holds.update((k, v) for k, v in values.items() if isinstance(v, _CONSTANTS))
         step_of_decay = values[COUNTER] + 1 if COUNTER in values else None
@@ -229,7 +229,7 @@ class Average:
             return self.source
         return list(self.source.parameters())
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         """Make a new stand-in if the object's tensors or methods have changed."""
         functions = functions_of(type(self.average))
         argument = self._argument()

@@ -33,7 +33,7 @@ class Averages:
         self.models: list[AveragedPair] = []
         self.objects: list[Average] = []
         self.alone = ""
-        self._asked: tuple[bool, int | None] = True, None
+        self._call: tuple[bool, int | None] = True, None
         #: the parameters at the last check, and its result
         self._params: Tensors = []
         self._checked: tuple[list[Any], list[Any]] = [], []
@@ -96,13 +96,13 @@ class Averages:
             self._checked, self._params = (averages, copies), params
         return self._checked
 
-    def ask(self, average: bool, step: int | None) -> None:
+    def set_call(self, average: bool, step: int | None) -> None:
         """Set whether the next call updates averages, and at which step."""
-        self._asked = average, step
+        self._call = average, step
 
     def tail_inputs(self, params: Tensors, decays: list[Any]) -> dict[str, Any]:
         """Return attributes of a call's `TailInputs`. Raises ValueError, TypeError."""
-        average = self._asked[0]
+        average = self._call[0]
         if len(decays) != len(self.averages):
             raise ValueError(f"{len(decays)} decays for {len(self.averages)} averages")
         checked_decays = [checked_decay(decay) for decay in decays]
@@ -117,7 +117,7 @@ class Averages:
 
     def trace(self, tail_inputs: dict[str, Any]) -> None:
         """Add the updates of averages of other packages to the graph, if possible."""
-        updates, step = self._asked
+        updates, step = self._call
         if not updates or self.alone:
             return
         try:
@@ -127,7 +127,7 @@ class Averages:
 
     def end(self, tail_inputs: Mapping[str, Any]) -> None:
         """Do the host's part of the updates, after all launches."""
-        updates, step = self._asked
+        updates, step = self._call
         if not updates:
             return
         for model in self.models:

@@ -57,7 +57,7 @@ class Compiling:
         """Keep the Report of the first launch."""
         self._first = report
 
-    def tell(self, reports: Sequence[Report]) -> None:
+    def add_first_launch(self, reports: Sequence[Report]) -> None:
         """Add the first launch to the Reports of the second."""
         for report in reports:
             report.traced = f"a tail of a training step, {report.traced}"

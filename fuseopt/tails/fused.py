@@ -251,15 +251,15 @@ class _Graph:
             try:
                 self.inner = self._planned(args)
             except Exception as error:
-                self._tell(error, args)
+                self._report_error(error, args)
                 raise
         return self.inner(*args)
 
-    def _tell(self, error: Exception, args: Sequence[Any]) -> None:
+    def _report_error(self, error: Exception, args: Sequence[Any]) -> None:
         """Report an error inside fuseopt and raise LanesDiffer; else return."""
         if internal_errors.is_mishap(error):
             arguments = error, self.gm, args, self.owner.config
-            message = internal_errors.tell(*arguments, "The tail runs in pieces.")
+            message = internal_errors.report(*arguments, "The tail runs in pieces.")
             raise LanesDiffer(message) from error
 
     def _planned(self, args: Sequence[Any]) -> CompiledStep:
@@ -273,7 +273,7 @@ class _Graph:
             assert owner is not None
             return predicated(owner, capture(gm, args), gm, current_args[0])
 
-        def tell(report: Report) -> None:
+        def on_report(report: Report) -> None:
             owner = weak_owner()
             assert owner is not None
             since = f", since {owner.since}" if owner.since else ""
@@ -281,7 +281,7 @@ class _Graph:
             session.reports.append(report)
             reports.append(report)
 
-        replan = pipeline.replanner(gm, owner.config, tell, clock, captured)
+        replan = pipeline.replanner(gm, owner.config, on_report, clock, captured)
 
         def plan(new_args: Sequence[Any]) -> Any:
             current_args[0] = new_args

@@ -377,7 +377,7 @@ class LedTail:
             self.refusal = leader.refusal or "Dynamo leaves it to eager"
             return None
         if len(leader.task.reports) > n_reports:
-            self.compiling.tell(leader.task.reports[n_reports:])
+            self.compiling.add_first_launch(leader.task.reports[n_reports:])
         if not norm_launch.cells:
             return tuple(norm_launch.results)
         assert self.table is not None
@@ -412,8 +412,8 @@ class LedTail:
             while len(self.forms) >= MAX_FORMS:
                 self.forms.pop(next(iter(self.forms))).release()
             form = TailPlan(tail_inputs, factors, drops, [*dtypes, *[None] * n_cells])
-            leader = self.forms[key] = self._representatives(form)
+            leader = self.forms[key] = self._leader_of(form)
         return leader
 
-    def _representatives(self, form: TailPlan) -> LedOptimizer:
+    def _leader_of(self, form: TailPlan) -> LedOptimizer:
         return self.compiling.leader(form)

@@ -41,7 +41,7 @@ class LedPacked(LedTail):
         packed_step = self.packs.packed_step
         return packed_step is not None and packed_step.begins(self.optimizer)
 
-    def _representatives(self, form: TailPlan) -> LedOptimizer:
+    def _leader_of(self, form: TailPlan) -> LedOptimizer:
         packing = LanePacking()
         leader = self.compiling.leader(form, packing=packing)
         leader.want()

@@ -228,10 +228,10 @@ class LedPartsTail:
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
     ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
-        norms_asked: list[tuple[PartNorm, Tensors]] = []
+        called_norms: list[tuple[PartNorm, Tensors]] = []
         try:
             result = self._step(
-                local, tail_inputs, drops, grads, wholes, columns, norms_asked
+                local, tail_inputs, drops, grads, wholes, columns, called_norms
             )
         except (PartMismatch, *REFUSALS) as error:
             self.refusal = compat.reason_of(error)
@@ -241,9 +241,9 @@ class LedPartsTail:
             return result
         local.given.drop()
         clipped = None
-        if norms_asked and self.config.fallback != "error":
+        if called_norms and self.config.fallback != "error":
             # the collective was called, and must not be called again
-            clipped = self._clip_alone(*norms_asked[0], tail_inputs, grads)
+            clipped = self._clip_alone(*called_norms[0], tail_inputs, grads)
         self.release()
         return clipped or self.refusal
 
@@ -255,10 +255,10 @@ class LedPartsTail:
         grads: Tensors,
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
-        norms_asked: list[tuple[PartNorm, Tensors]],
+        called_norms: list[tuple[PartNorm, Tensors]],
     ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. `norms_asked` gets the norm whose collective was called, and the
-        local parts of gradients.
+        """Do one tail. `called_norms` gets the norm whose collective was called, and
+        the local parts of gradients.
         """
         parts = [g for g in local.given.grads or () if g is not None]
         norm = self._norm(tail_inputs, grads, parts)
@@ -268,7 +268,7 @@ class LedPartsTail:
         if norm is not None:
             shared = [*norm.values, total, tail_inputs["max_norm"], *shared]
             norm(parts, tail_inputs["divisor"])
-            norms_asked.append((norm, parts))
+            called_norms.append((norm, parts))
         n_reports = len(leader.task.reports)
         tail_arguments = TailArguments(columns, shared)
         self.leader = leader
@@ -283,7 +283,7 @@ class LedPartsTail:
         if tail_inputs["zeroed"] or (not drops and any(x is not None for x in scaled)):
             written += grads
         compat.bump_versions(written)
-        self.compiling.tell(leader.task.reports[n_reports:])
+        self.compiling.add_first_launch(leader.task.reports[n_reports:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
 
     def _clip_alone(

@@ -108,13 +108,13 @@ class AveragedPair:
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._groups: list[tuple[Tensors, Tensors]] = []
         self._follows: list[tuple[Tensors, Tensors]] = []
-        self._look()
+        self._read()
 
     def update(self) -> ModelUpdate:
         """Return the update of a call. Wait for the device if other code wrote the
         counter since the last update.
         """
-        self._look()
+        self._read()
         number = self.averaged.n_averaged
         counter, version = self._known
         new_update = ModelUpdate()
@@ -147,7 +147,7 @@ class AveragedPair:
         number = self.averaged.n_averaged
         self._known = number, number._version
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         averaged, model = self.averaged, self.model
         inner: Any = averaged.module
         averages: Tensors = list(averaged.parameters())

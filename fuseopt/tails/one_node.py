@@ -42,5 +42,5 @@ def planned(
     except Exception as error:
         if not internal_errors.is_mishap(error):
             raise
-        message = internal_errors.tell(error, gm, args, config, instead)
+        message = internal_errors.report(error, gm, args, config, instead)
         raise LanesDiffer(message) from error

@@ -183,11 +183,11 @@ class PartNorm:
         gm = one_node(norms, names)
         args = [*parts, *self.values, *(() if divisor is None else (divisor,))]
 
-        def tell(report: Report) -> None:
+        def on_report(report: Report) -> None:
             report.traced = "the norms of parts, all lanes"
             self._report(report)
 
-        plan = pipeline.replanner(gm, self._config, tell, Clock())
+        plan = pipeline.replanner(gm, self._config, on_report, Clock())
         instead = "The tail runs in pieces."
         program = planned(plan, gm, args, self._config, instead)
         source = GraphTensors(gm, program.plan.captured.tensor_args)

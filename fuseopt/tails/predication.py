@@ -255,14 +255,16 @@ class _Predication:
         if not all(v in self.chosen for v in written):
             raise CaptureError(f"a flag keeps some numbers of blocks\n{node.line}")
         buffers = [graph.values[v] for v in written]
-        asked = [self.flags[self.modes[self.home[b]]] for b in buffers]
-        devices = [{graph.buffers[b].device for b in x} for x in (asked, buffers)]
-        if devices[0] != devices[1] or not last.keys().isdisjoint(asked):
+        flag_buffers = [self.flags[self.modes[self.home[b]]] for b in buffers]
+        devices = [
+            {graph.buffers[b].device for b in x} for x in (flag_buffers, buffers)
+        ]
+        if devices[0] != devices[1] or not last.keys().isdisjoint(flag_buffers):
             raise CaptureError(f"a flag of blocks is no input there\n{node.line}")
-        flags = tuple([graph.initial[b] for b in asked])
+        flags = tuple([graph.initial[b] for b in flag_buffers])
         old = tuple([graph.initial[b] for b in buffers])
         new = tuple([self.chosen[v] for v in written])
-        body = self._body_of_blocks(node.body, graph.buffers[asked[0]].dtype)
+        body = self._body_of_blocks(node.body, graph.buffers[flag_buffers[0]].dtype)
         return node._replace(body=body, reads=(*node.reads, flags, old), writes=(new,))
 
     def _body_of_blocks(self, body: Body, flag: str) -> Body:

@@ -23,7 +23,7 @@ from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError, UnsupportedInput
 from ..inputs.change import SAME
-from ..inputs.tails import TailRecord, asked_of, may_last, steps_of
+from ..inputs.tails import TailRecord, may_last, options_of, steps_of
 from ..isolate.compile import compile_bound
 from ..isolate.isolated import TRACES
 from ..locks import new_rlock
@@ -122,7 +122,7 @@ class Tail:
             raise UnsupportedInput(what)
         with self._lock:
             settle_of(self.optimizers, "the tail")
-            self._averages.ask(average, step)
+            self._averages.set_call(average, step)
             if self._lists.follow():
                 self._steady = None
             if accumulated is None and step is None and self._steady is not None:
@@ -193,7 +193,7 @@ class Tail:
         assert self._fused is not None
         grads = gradients_of(params)
         if self._averages.alone:
-            self._tell("an average runs its own update", self._averages.alone)
+            self._warn("an average runs its own update", self._averages.alone)
         # 1 and NumPy's True are accepted like True
         drops = bool(self.zero_grad) and not tail_inputs["zeroed"]
         with torch.no_grad(), marks(self.optimizers):
@@ -201,10 +201,10 @@ class Tail:
         if isinstance(result, (str, ClipAlone)):
             return result
         if self._fused.repeats and average is not None:
-            asked = asked_of(self)
-            if may_last(tail_inputs, asked):
-                options = asked, average, tail_inputs, params
-                self._steady = TailRecord(*options, self._order.strangers(params))
+            options = options_of(self)
+            if may_last(tail_inputs, options):
+                record = options, average, tail_inputs, params
+                self._steady = TailRecord(*record, self._order.strangers(params))
         return self._fused_outcome(tail_inputs, result, params)
 
     @property
@@ -348,7 +348,7 @@ class Tail:
     def _in_pieces(self, tail_inputs: dict[str, Any], refusal: str) -> Outcome:
         eager = refusal == "begin"
         if not eager:
-            self._tell("a tail runs in pieces", refusal)
+            self._warn("a tail runs in pieces", refusal)
         steps = [x.step for x in self.optimizers] if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if tail_inputs["scale"] is None else self.scaler
@@ -359,7 +359,7 @@ class Tail:
         self._end(tail_inputs, parameters_of(self.optimizers))
         return Outcome(norm, skips, stats)
 
-    def _tell(self, what: str, refusal: str) -> None:
+    def _warn(self, what: str, refusal: str) -> None:
         message = f"{what}: {refusal}"
         config = resolve(None, self._options)
         if config.fallback == "error" and not self.error_if_nonfinite:

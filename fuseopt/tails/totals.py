@@ -240,11 +240,11 @@ class _TotalsGraph:
         gm = one_node(self._function(n_outs), names)
         args = self._args(grads, cells, self.fresh.take(), other_inputs)
 
-        def tell(report: Report) -> None:
+        def on_report(report: Report) -> None:
             report.traced = "the totals of a tail, all lanes"
             notify(report)
 
-        replan = pipeline.replanner(gm, config, tell, Clock())
+        replan = pipeline.replanner(gm, config, on_report, Clock())
         first = self.n + len(self.factor_tensors)
 
         def plan(args: Sequence[Any]) -> Program:

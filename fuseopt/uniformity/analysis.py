@@ -104,8 +104,8 @@ def prove(
                 calls.call(machine, Known(function), [Itself()], {}, ast.Pass())
             if not world.changed:
                 seen = frozenset(machine.codes), frozenset(world.shared)
-                asks = machine.sizes, machine.classes
-                return Proof("", *asks, *seen, machine.firsts)
+                reads = machine.sizes, machine.classes
+                return Proof("", *reads, *seen, machine.firsts)
         refusal = f"the analysis did not reach a fixed point in {ROUNDS} rounds"
     except (Refusal, Unknown) as error:
         refusal = str(error)

@@ -86,7 +86,7 @@ def _of_tensor(
         argument_level = level_of(x)
         if argument_level is not None:
             level = max(level, argument_level)
-    answer = tensors.asked(machine, value, name, level, node)
+    answer = tensors.metadata(machine, value, name, level, node)
     if answer is not None:
         if level == Level.NUMBER:
             raise machine.refusal("it reads a size by a number read from a lane", node)

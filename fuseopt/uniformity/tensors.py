@@ -208,7 +208,7 @@ def _near(machine: Machine, t: Tensor | First, name: str, node: ast.AST) -> None
             raise machine.refusal("two lists may have different lanes", node)
 
 
-def asked(
+def metadata(
     machine: Machine, t: Tensor | First, name: str, level: Level, node: ast.AST
 ) -> Value | None:
     """Return the result of a method or function that returns metadata, or None."""

@@ -92,17 +92,6 @@ def _is_tensor(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Valu
     return is_instance(machine, [args[0], Known(torch.Tensor)], {}, node)
 
 
-@rule(torch.is_complex, torch.is_floating_point, torch.numel)
-def _asked(machine: Machine, args: Args, _: Keywords, node: ast.AST) -> Value:
-    name = ast.unparse(node.func).rpartition(".")[2]  # type: ignore[attr-defined]
-    value = usable(machine, args[0], node)
-    if isinstance(value, (Tensor, First)):
-        answer = tensors.asked(machine, value, name, Level.UNIFORM, node)
-        if answer is not None:
-            return answer
-    raise machine.refusal("it tests an unknown value", node)
-
-
 rule(
     torch.is_complex,
 )(lambda m, a, k, n: _metadata(m, a, n, "is_complex"))
@@ -115,7 +104,7 @@ rule(torch.numel)(lambda m, a, k, n: _metadata(m, a, n, "numel"))
 def _metadata(machine: Machine, args: Args, node: ast.AST, name: str) -> Value:
     value = usable(machine, args[0], node)
     if isinstance(value, (Tensor, First)):
-        answer = tensors.asked(machine, value, name, Level.UNIFORM, node)
+        answer = tensors.metadata(machine, value, name, Level.UNIFORM, node)
         assert answer is not None
         return answer
     if level_of(value) is not None:

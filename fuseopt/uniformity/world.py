@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..compiler.tables import acts_when_asked
+from ..compiler.tables import lookup_effect
 from .values import (
     EXACT,
     NONE,
@@ -116,7 +116,7 @@ class World:
         for state in optimizer.state.values():
             if type(state) is not dict:
                 raise Unknown("the state of a parameter is not a dict")
-            acts = acts_when_asked(state)
+            acts = lookup_effect(state)
             if acts:
                 raise Unknown(f"the state of a parameter {acts}")
             for key, value in state.items():
@@ -212,7 +212,7 @@ class World:
             self.shared.add(id(x))
             return Tensor(shared=True)
         if kind in CONTAINERS:
-            acts = acts_when_asked(x)
+            acts = lookup_effect(x)
             return Unusable(f"{name} {acts}") if acts else self.hold(x, name)
         if issubclass(kind, FUNCTIONS) or callable(x):
             return Known(x)

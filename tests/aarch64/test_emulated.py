@@ -50,7 +50,7 @@ def test_elementwise_and_reductions(name: str, dtype: str, tmp_path: Path) -> No
     """Lanes of elements in one launch; norms of rows and columns in several."""
     given = {"FUSEOPT_CACHE_DIR": str(tmp_path)}
     (found,) = verified(f"torch.optim:{name}", "--dtype", dtype, **given)
-    assert (found["outcome"], found["why"]) == ("equal", "")
+    assert (found["outcome"], found["reason"]) == ("equal", "")
     assert found["control"]
 
 

@@ -53,7 +53,7 @@ def test_doctor_finds_that_all_is_well(
     states = {x["name"]: x["state"] for x in told["findings"]}
     assert (status, states["C++ compiler"], states["torch"]) == (0, "ok", "ok")
     (step,) = [x for x in told["findings"] if x["name"] == "a step on cpu"]
-    assert step["told"] == "1 launch, the bits of eager"
+    assert step["text"] == "1 launch, the bits of eager"
 
 
 def test_doctor_names_the_command_that_mends(

@@ -52,7 +52,7 @@ def test_equal_bits_in_one_launch() -> None:
     assert (found.done, found.left_out) == (EVENTS, ())
     assert (found.shapes, found.parameters) == ("awkward", 8)
     assert found.control.startswith("parameter 7 moved; parameter 7: 3")
-    assert found.differences == found.told == ()
+    assert found.differences == found.warnings == ()
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_an_ulp_that_a_step_adds_is_found(
     monkeypatch.setattr(module, "compiled", wrong)
     found = run(SGD, lr=0.1, momentum=0.9)
     assert found.outcome == "differs"
-    assert found.why == "step 3"
+    assert found.reason == "step 3"
     names = {
         "parameter": "parameter 1: 9 elements, 1 ulp at most",
         "state": "momentum_buffer of parameter 1: 9 elements, 1 ulp at most",
@@ -174,8 +174,8 @@ def test_a_step_in_eager_is_not_equal() -> None:
 
     found = run(Told)
     assert (found.outcome, found.launches) == ("eager", 0)
-    assert found.why
-    assert found.told
+    assert found.reason
+    assert found.warnings
 
 
 @pytest.mark.filterwarnings("default")
@@ -185,7 +185,7 @@ def test_what_torch_keeps_from_dynamo_is_refused() -> None:
 
     found = run(Apart)
     assert found.outcome == "refused"
-    assert found.why
+    assert found.reason
 
 
 def test_eager_that_differs_from_itself_is_not_run() -> None:
@@ -199,7 +199,7 @@ def test_eager_that_differs_from_itself_is_not_run() -> None:
 
     found = run(Unsteady)
     assert found.outcome == "not run"
-    assert found.why.endswith("eager differs from itself")
+    assert found.reason.endswith("eager differs from itself")
 
 
 def test_an_error_of_the_compiled_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_an_error_of_the_compiled_step_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "compiled", broken)
     found = run(SGD, lr=0.1)
     assert found.outcome == "raises"
-    assert found.why == "step 2: ValueError: no such thing"
+    assert found.reason == "step 2: ValueError: no such thing"
 
 
 def test_eager_that_raises_is_not_run() -> None:
@@ -225,7 +225,7 @@ def test_eager_that_raises_is_not_run() -> None:
             raise ValueError("not today")
 
     found = run(Broken)
-    assert (found.outcome, found.why) == (
+    assert (found.outcome, found.reason) == (
         "not run",
         "eager raises ValueError: not today",
     )

@@ -85,7 +85,7 @@ class Lanes:
         self.guard = LaneGuard(helper, *lanes, library.ContainerRecord())
         every = [x for x in (*self.params, *self.grads, self.own) if x is not None]
         self.tensors = TensorGuard(every, helper)
-        self.tensors.look({}, {}, tuple(every))
+        self.tensors.compare({}, {}, tuple(every))
         self.tensors.accept()
         self.given.drop()
 
@@ -93,25 +93,25 @@ class Lanes:
         places = array("q", [5, 6, 7, -1, 8]), array("q", [0, 5]), array("q")
         self.guard.compare_with(self.tensors, GuardIndexMap(*places))
 
-    def look(self, grads: list[Tensor | None]) -> list[Any] | None:
+    def compare(self, grads: list[Tensor | None]) -> list[Any] | None:
         self.given.grads = grads
-        return self.guard.look({}, [self.params], {}, self.given)
+        return self.guard.compare({}, [self.params], {}, self.given)
 
 
 def test_gradients_are_given(helper: ctypes.PyDLL) -> None:
     lanes = Lanes(helper)
     assert lanes.params[0].grad is None
-    assert lanes.look(lanes.grads) is None  # they would be compared with nothing
+    assert lanes.compare(lanes.grads) is None  # they would be compared with nothing
     lanes.meet()
     counts = [*map(sys.getrefcount, lanes.grads[:3])]
     for _ in range(20):
-        found = lanes.look(lanes.grads)
+        found = lanes.compare(lanes.grads)
         assert found is not None
         assert [*map(id, found)] == [*map(id, [*lanes.grads, lanes.own])]
     del found
     assert [*map(sys.getrefcount, lanes.grads[:3])] == counts
     moved = [torch.ones(3), *lanes.grads[1:]]
-    assert lanes.look(moved) is not None
+    assert lanes.compare(moved) is not None
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_gradients_that_do_not_fit_are_not_taken(
 ) -> None:
     lanes = Lanes(helper)
     lanes.meet()
-    assert lanes.look([odd, *lanes.grads[1:]]) is None
-    assert lanes.look(lanes.grads) is not None
+    assert lanes.compare([odd, *lanes.grads[1:]]) is None
+    assert lanes.compare(lanes.grads) is not None
 
 
 def test_parameters_get_gradients_and_lose_them() -> None:

@@ -51,8 +51,8 @@ class Held:
         given = self.params, states, KINDS, lists, self.state
         self.watch = LaneGuard(helper, *given, library.ContainerRecord())
 
-    def look(self) -> list[Tensor] | None:
-        return self.watch.look({}, self.lists, self.state)
+    def compare(self) -> list[Tensor] | None:
+        return self.watch.compare({}, self.lists, self.state)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_now(held: Held) -> None:
         for p in held.params:
             if p.grad is not None:
                 p.grad = torch.ones(3)
-        found = held.look()
+        found = held.compare()
         assert found is not None
         assert [id(g) for g in found] == [id(p.grad) for p in held.params]
 
@@ -114,7 +114,7 @@ def test_looks_take_and_leave_one_reference(held: Held) -> None:
     grads = [p.grad for p in held.params]
     before = [sys.getrefcount(g) for g in grads]
     for _ in range(50):
-        found = held.look()
+        found = held.compare()
         assert found is not None
     during = [sys.getrefcount(g) for g in grads]
     # of None there are others, which come and go
@@ -142,7 +142,7 @@ class Asked(TorchFunctionMode):
 def test_a_mode_is_asked_of_each_gradient(helper: ctypes.PyDLL) -> None:
     held = Held(helper)
     with Asked() as asked:
-        assert held.look() is not None
+        assert held.compare() is not None
     assert asked.gradients == len(held.params)
 
 
@@ -156,12 +156,12 @@ def put_back(held: Held) -> None:
 
 
 def test_what_was_put_back_is_the_same(held: Held) -> None:
-    assert held.look() is not None
+    assert held.compare() is not None
     put_back(held)
-    assert held.look() is not None
+    assert held.compare() is not None
     replace_entry(held)
-    assert held.look() is None
-    assert held.look() is None
+    assert held.compare() is None
+    assert held.compare() is None
 
 
 WAYS: list[Callable[[dict[Any, Any]], object]] = [
@@ -184,9 +184,9 @@ WAYS: list[Callable[[dict[Any, Any]], object]] = [
 def test_each_way_to_change_a_dict_is_seen(
     held: Held, change: Callable[[dict[Any, Any]], object]
 ) -> None:
-    assert held.look() is not None
+    assert held.compare() is not None
     change(held.state[held.params[7]])
-    assert held.look() is None
+    assert held.compare() is None
 
 
 def replace_list(held: Held) -> None:
@@ -273,9 +273,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 def test_each_change_is_seen(held: Held, change: Callable[[Held], None]) -> None:
-    assert held.look() is not None
+    assert held.compare() is not None
     change(held)
-    assert held.look() is None
+    assert held.compare() is None
 
 
 def test_a_function_that_is_missing_is_not_asked(
@@ -310,7 +310,7 @@ class Met:
         lanes = [p.grad is not None for p in held.params]
         self.at = [n + 1 + sum(lanes[:i]) if has else -1 for i, has in enumerate(lanes)]
         self.tensors = TensorGuard(self.all(), helper)
-        self.tensors.look({}, {}, tuple(self.all()))
+        self.tensors.compare({}, {}, tuple(self.all()))
         self.tensors.accept()
         self.places = array("q", [0, n])
         meeting = GuardIndexMap(array("q", self.at), array("q", [1, n]), self.places)
@@ -320,49 +320,49 @@ class Met:
         grads = [p.grad for p in self.held.params if p.grad is not None]
         return [self.others[0], *self.owned, self.others[1], *grads]
 
-    def look(self) -> int | None:
+    def compare(self) -> int | None:
         """What both looks say; None where lanes hold other objects."""
-        grads = self.held.look()
+        grads = self.held.compare()
         if grads is None:
             return None
-        return self.tensors.look_at_others(self.others, address(self.places), 2)
+        return self.tensors.compare_others(self.others, address(self.places), 2)
 
 
 def test_tensors_are_compared_as_lanes_are(met: Met) -> None:
     assert met.held.watch.tensors is met.tensors
     for _ in range(3):
-        assert met.look() == 0
+        assert met.compare() == 0
     # a gradient that is another tensor
     param = met.held.params[7]
     param.grad = torch.ones(3)
-    assert met.look() == MOVED
+    assert met.compare() == MOVED
     assert met.tensors.moved() == [met.at[7]]
     met.tensors.accept()
-    assert met.look() == 0
+    assert met.compare() == 0
     # what a lane holds, moved and back, changed and back
     mean = met.held.state[param]["mean"]
     own = mean.detach()
     mean.data = torch.ones(3)
-    assert met.look() == MOVED
+    assert met.compare() == MOVED
     assert met.tensors.moved() == [
         next(i for i, t in enumerate(met.all()) if t is mean)
     ]
     mean.data = torch.ones(5, 3)
-    assert met.look() == CHANGED
+    assert met.compare() == CHANGED
     mean.data = own
-    assert met.look() == 0
+    assert met.compare() == 0
     # one that belongs to no lane
     met.others[1] = met.others[1].clone()
-    assert met.look() == MOVED
+    assert met.compare() == MOVED
     met.others[1] = met.others[1].double()
-    assert met.look() == CHANGED
+    assert met.compare() == CHANGED
     met.others.pop()
-    assert met.look() == CHANGED | MOVED
+    assert met.compare() == CHANGED | MOVED
 
 
 def test_lanes_that_hold_other_objects_are_not_compared(met: Met) -> None:
     met.held.state[met.held.params[3]]["mean"] = torch.zeros(3)
-    assert met.look() is None
+    assert met.compare() is None
 
 
 def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
@@ -376,50 +376,52 @@ def test_what_may_move_is_followed_in_both_looks(met: Met) -> None:
         if p.grad is not None:
             p.grad = torch.ones(3)
     met.others[1] = torch.zeros(4)
-    assert met.look() == 0
+    assert met.compare() == 0
     assert pool.words.tolist() == [t.data_ptr() for t in met.all()]
 
 
 def test_nothing_is_compared_again_that_was_not_before(met: Met) -> None:
     tensors = met.tensors
-    tensors.look({}, {}, (met.others[0],))
+    tensors.compare({}, {}, (met.others[0],))
     meeting = GuardIndexMap(array("q", met.at), array("q"), met.places)
     met.held.watch.compare_with(tensors, meeting)
     assert met.held.watch.tensors is None
     met.others[0] = torch.zeros(7)
-    assert met.held.look() is not None
+    assert met.held.compare() is not None
 
 
 def test_a_gradient_that_the_step_does_not_have(met: Met) -> None:
     """It is compared with nothing."""
     meeting = GuardIndexMap(array("q", [-1] * len(met.at)), array("q"), met.places)
-    met.tensors.look({}, {}, tuple(met.all()))
+    met.tensors.compare({}, {}, tuple(met.all()))
     met.held.watch.compare_with(met.tensors, meeting)
     met.held.params[7].grad = torch.ones(5)[2:]
-    assert met.look() == 0
+    assert met.compare() == 0
 
 
 def test_a_led_step_is_compared_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lanes hold is gathered once, not at each call, and met once in each."""
     params = make_params([(3, 4)] * 20)
     opt = fuseopt.compile(torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True))
-    asked: list[int] = []
-    look, others = TensorGuard.look, TensorGuard.look_at_others
+    compared: list[int] = []
+    compare, others = TensorGuard.compare, TensorGuard.compare_others
     monkeypatch.setattr(
-        TensorGuard, "look", lambda self, *a: asked.append(self.n) or look(self, *a)
+        TensorGuard,
+        "compare",
+        lambda self, *a: compared.append(self.n) or compare(self, *a),
     )
     monkeypatch.setattr(
         TensorGuard,
-        "look_at_others",
-        lambda self, *a: asked.append(len(a[0])) or others(self, *a),
+        "compare_others",
+        lambda self, *a: compared.append(len(a[0])) or others(self, *a),
     )
     for n in range(8):
         set_grads(params, params, n)
         opt.step()
         if n == 4:
-            asked.clear()
-    (size,) = set(asked)
-    assert len(asked) == 3
+            compared.clear()
+    (size,) = set(compared)
+    assert len(compared) == 3
     assert size < 10, "the tensors of the leading lanes alone"
 
 
@@ -442,38 +444,38 @@ class Lacking:
             helper, *given, library.ContainerRecord(), may_lack, counted
         )
 
-    def look(self) -> list[Tensor] | None:
-        return self.watch.look({}, self.lists, self.state)
+    def compare(self) -> list[Tensor] | None:
+        return self.watch.compare({}, self.lists, self.state)
 
 
 def test_gradients_that_may_be_missing(helper: ctypes.PyDLL) -> None:
     lanes = Lacking(helper)
-    assert lanes.look() == [p.grad for p in lanes.params]
+    assert lanes.compare() == [p.grad for p in lanes.params]
     assert lanes.watch.present == bytes([1, 1, 1, 1, 1, 0])
     lanes.params[1].grad = lanes.params[4].grad = None
-    grads = lanes.look()
+    grads = lanes.compare()
     assert grads is not None
     assert grads[1] is None
     assert lanes.watch.present == bytes([1, 0, 1, 1, 0, 0])
     lanes.params[1].grad = torch.ones(3)
-    assert lanes.look() is not None
+    assert lanes.compare() is not None
     assert lanes.watch.present == bytes([1, 1, 1, 1, 0, 0])
     lanes.params[5].grad = torch.ones(3)
-    assert lanes.look() is None
+    assert lanes.compare() is None
 
 
 def test_counters_that_move(helper: ctypes.PyDLL) -> None:
     lanes = Lacking(helper)
-    assert lanes.look() is not None
+    assert lanes.compare() is not None
     assert lanes.watch.counters == [1000, 1001, 1002, 1003, 1004, 1005]
     lanes.state[lanes.params[2]]["n"] = 5
-    assert lanes.look() is not None
+    assert lanes.compare() is not None
     assert lanes.watch.counters == [1000, 1001, 5, 1003, 1004, 1005]
     for other in (True, 5.0, None, torch.zeros(())):
         lanes.state[lanes.params[2]]["n"] = other
-        assert lanes.look() is None
+        assert lanes.compare() is None
     lanes.state[lanes.params[2]]["n"] = 2**80
-    assert lanes.look() is not None
+    assert lanes.compare() is not None
     assert lanes.watch.counters[2] == 2**80
 
 
@@ -492,17 +494,17 @@ def test_what_is_compared_for_a_missing_gradient(
         ),
     ][:5]
     guard = TensorGuard(every, helper)
-    assert guard.look({}, {}, tuple(every)) == 0
+    assert guard.compare({}, {}, tuple(every)) == 0
     nothing: array[int] = array("q")
     meeting = GuardIndexMap(
         array("q", [0, 1, 2, 3, 4, -1]), nothing, nothing, stand_ins
     )
-    assert lanes.look() is not None
+    assert lanes.compare() is not None
     lanes.watch.compare_with(guard, meeting)
     assert lanes.watch.tensors is guard
     lanes.params[3].grad = None
-    assert lanes.look() is not None
-    assert guard.look_at_others([], address(nothing), 0) in (0, MOVED)
+    assert lanes.compare() is not None
+    assert guard.compare_others([], address(nothing), 0) in (0, MOVED)
     came = {"shape": torch.ones(1, 3), "dtype": torch.ones(3), "memory": torch.ones(3)}
     if what == "dtype":
         # as a user may leave it: the parameter is exchanged with its gradient
@@ -513,6 +515,6 @@ def test_what_is_compared_for_a_missing_gradient(
         lanes.params[1].grad.data = came[what]
     else:
         lanes.params[1].grad = came[what]
-    assert lanes.look() is not None
-    verdict = guard.look_at_others([], address(nothing), 0)
+    assert lanes.compare() is not None
+    verdict = guard.compare_others([], address(nothing), 0)
     assert bool(verdict & CHANGED) is (what != "memory")

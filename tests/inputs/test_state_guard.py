@@ -38,13 +38,13 @@ class Watched:
         set_grads(params, params, 0)
         self.opt.step()
         self.rest = StateGuard()
-        self.rest.look(self.opt)
+        self.rest.compare(self.opt)
         self.lanes = LaneMatcher(Lanes(self.opt))
         self.helper = ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
-        self.look()
+        self.compare()
 
-    def look(self) -> CallTensors:
-        found = self.lanes.look(self.opt, self.rest.struct, self.helper)
+    def compare(self) -> CallTensors:
+        found = self.lanes.compare(self.opt, self.rest.struct, self.helper)
         assert found is not None
         return found
 
@@ -52,7 +52,7 @@ class Watched:
 @pytest.fixture
 def watched() -> Watched:
     made = Watched()
-    assert made.look().rest_same
+    assert made.compare().rest_same
     return made
 
 
@@ -127,12 +127,12 @@ def test_the_helper_sees_each_change(
     watched: Watched, change: Callable[[Any], None]
 ) -> None:
     for _ in range(2):
-        assert watched.look().rest_same
+        assert watched.compare().rest_same
     change(watched.opt)
     for _ in range(2):
-        assert not watched.look().rest_same
-    watched.rest.look(watched.opt)
-    assert watched.look().rest_same
+        assert not watched.compare().rest_same
+    watched.rest.compare(watched.opt)
+    assert watched.compare().rest_same
 
 
 @pytest.mark.parametrize("change", [set_rate, set_lr])
@@ -141,18 +141,18 @@ def test_numbers_move_and_all_else_counts(
 ) -> None:
     rest, count = watched.rest, watched.rest.count
     change(watched.opt)
-    rest.look(watched.opt)
+    rest.compare(watched.opt)
     place = "rate" if change is set_rate else (0, "lr")
     assert (rest.count, rest.moved) == (count, {place})
     append_name(watched.opt)
-    rest.look(watched.opt)
+    rest.compare(watched.opt)
     assert rest.count == count + 1
     assert not rest.moved
 
 
 def test_what_was_cut_off_is_looked_at_again(watched: Watched) -> None:
     watched.rest.forget()
-    assert not watched.look().rest_same
+    assert not watched.compare().rest_same
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_other_containers_are_looked_at_from_python(
     watched: Watched, value: Any
 ) -> None:
     watched.opt.table = value
-    watched.rest.look(watched.opt)
-    assert not watched.look().rest_same
+    watched.rest.compare(watched.opt)
+    assert not watched.compare().rest_same
 
 
 def in_tuple(opt: Any) -> None:
@@ -181,22 +181,22 @@ def test_containers_at_any_depth_are_compared(
     inner: list[Any] = [1]
     watched.opt.names = inner
     watched.opt.table = {"a": (inner, (inner,)), "b": ({}, {"c": []})}
-    watched.rest.look(watched.opt)
-    assert watched.look().rest_same
+    watched.rest.compare(watched.opt)
+    assert watched.compare().rest_same
     count = watched.rest.count
     change(watched.opt)
-    assert not watched.look().rest_same
-    found = watched.rest.look(watched.opt)
+    assert not watched.compare().rest_same
+    found = watched.rest.compare(watched.opt)
     assert (found.change, watched.rest.count) == (Change.STRUCTURE, count + 1)
-    assert watched.rest.look(watched.opt) is SAME
+    assert watched.rest.compare(watched.opt) is SAME
 
 
 def test_numbers_within_tuples_move(watched: Watched) -> None:
     watched.opt.betas = (0.9, 0.99)
-    watched.rest.look(watched.opt)
+    watched.rest.compare(watched.opt)
     watched.opt.betas = (0.8, 0.99)
-    found = watched.rest.look(watched.opt)
+    found = watched.rest.compare(watched.opt)
     assert found.change is Change.NUMBERS
     assert watched.rest.moved == {("betas", 0)}
     watched.opt.betas = (0.8, 0.99, 1.0)
-    assert watched.rest.look(watched.opt).change is Change.STRUCTURE
+    assert watched.rest.compare(watched.opt).change is Change.STRUCTURE

@@ -97,7 +97,7 @@ def test_all_variants_are_refreshed_as_each_lane_alone(helper):
     random = torch.Generator().manual_seed(1)
     found, size, n = blocks(9, 5, random)
     records = Records(found)
-    records.ask(helper)
+    records.use_helper(helper)
     lanes = torch.arange(size) * 1000
     pool = array("Q", (torch.randint(1, 1 << 40, (n,), generator=random) * 8).tolist())
     for moved in (range(n), [3], [], [n - 1, 0], range(0, n, 2)):
@@ -121,7 +121,7 @@ def test_a_refresh_is_as_many_calls_for_many_lanes_and_variants(moves, helper):
     def counted(lanes: int, variants: int) -> int:
         found, size, n = blocks(lanes, variants, torch.Generator().manual_seed(1))
         records, words = Records(found), torch.zeros(size, dtype=torch.int64)
-        records.ask(helper)
+        records.use_helper(helper)
         pool = array("Q", [16 * k for k in range(1, n + 1)])
         records.refresh(words, pool, CELLS)
         if moves:
@@ -155,7 +155,7 @@ class Numbers:
         self.pool = array("Q", [t.data_ptr() for t in self.tensors])
         self.words = torch.zeros(count, dtype=torch.int64)
         place = {b: b for b in range(count)}
-        self.cells.ask(helper)
+        self.cells.use_helper(helper)
         self.cells.settle(self.words, self.pool, place)
 
     def held(self) -> list[float]:

@@ -50,7 +50,7 @@ def places(ts: list[Tensor]) -> Places:
 
 def probe_of(ts: list[Tensor], helper: ctypes.PyDLL | None) -> TensorGuard:
     probe = TensorGuard(ts, helper, [i for i, t in enumerate(ts) if t.requires_grad])
-    probe.look(*places(ts))
+    probe.compare(*places(ts))
     probe.accept()
     return probe
 
@@ -75,7 +75,7 @@ def test_unchanged_tensors_are_unchanged(asked: ctypes.PyDLL | None) -> None:
     ts = tensors()
     probe = probe_of(ts, asked)
     for _ in range(3):
-        assert probe.look(*places(ts)) == 0
+        assert probe.compare(*places(ts)) == 0
     assert probe.addresses.tolist() == [t.data_ptr() for t in ts]
 
 
@@ -104,11 +104,11 @@ def test_each_change_is_seen(
     probe = probe_of(ts, asked)
     own = ts[which].detach()
     for _ in range(2):
-        assert probe.look(*places(ts)) == 0
+        assert probe.compare(*places(ts)) == 0
         ts[which].data = CHANGES[change][0](own)
-        assert probe.look(*places(ts)) & CHANGES[change][1]
+        assert probe.compare(*places(ts)) & CHANGES[change][1]
         ts[which].data = own
-    assert probe.look(*places(ts)) == 0
+    assert probe.compare(*places(ts)) == 0
 
 
 def test_a_tensor_that_comes_back_to_an_older_address(
@@ -120,11 +120,11 @@ def test_a_tensor_that_comes_back_to_an_older_address(
     for _ in range(2):
         for place in (there, here):
             ts[0].data = place
-            assert probe.look(*places(ts)) == MOVED
+            assert probe.compare(*places(ts)) == MOVED
             # not accepted: it has still moved
-            assert probe.look(*places(ts)) == MOVED
+            assert probe.compare(*places(ts)) == MOVED
             probe.accept()
-            assert probe.look(*places(ts)) == 0
+            assert probe.compare(*places(ts)) == 0
             assert probe.addresses[0] == place.data_ptr()
 
 
@@ -133,15 +133,15 @@ def test_other_tensor_objects_at_the_same_address(asked: ctypes.PyDLL | None) ->
     probe = probe_of(ts, asked)
     again = [t.detach().requires_grad_(t.requires_grad) for t in ts]
     for _ in range(2):
-        assert probe.look(*places(again)) == 0
+        assert probe.compare(*places(again)) == 0
 
 
 def test_a_lazy_clone_is_not_written(asked: ctypes.PyDLL | None) -> None:
     ts = tensors()
     probe = probe_of(ts, asked)
-    assert probe.look(*places(ts)) == 0
+    assert probe.compare(*places(ts)) == 0
     clone = torch._lazy_clone(ts[0])
-    assert probe.look(*places(ts)) in (0, MOVED)
+    assert probe.compare(*places(ts)) in (0, MOVED)
     # whoever writes at the address that was asked for must not write the clone
     assert ts[0].data_ptr() != torch._C._data_address(clone)
 
@@ -151,10 +151,10 @@ def test_memory_that_was_taken_away_is_seen(asked: ctypes.PyDLL | None) -> None:
     for part in (torch.zeros(20)[4:], torch.zeros(20)):
         ts = [*tensors(), part]
         probe = probe_of(ts, asked)
-        assert probe.look(*places(ts)) == 0
+        assert probe.compare(*places(ts)) == 0
         memory = part.untyped_storage()
         memory.resize_(0)
-        assert probe.look(*places(ts)) & CHANGED
+        assert probe.compare(*places(ts)) & CHANGED
         memory.resize_(80)
 
 
@@ -162,9 +162,11 @@ def test_a_dict_that_lost_its_tensors(helper: ctypes.PyDLL) -> None:
     ts = tensors()
     probe = probe_of(ts, helper)
     buffers, parameters, given = places(ts)
-    assert probe.look({}, parameters, given) == CHANGED | MOVED
-    assert probe.look({**buffers, **parameters}, parameters, given) == CHANGED | MOVED
-    assert probe.look(buffers, parameters, given) == 0
+    assert probe.compare({}, parameters, given) == CHANGED | MOVED
+    assert (
+        probe.compare({**buffers, **parameters}, parameters, given) == CHANGED | MOVED
+    )
+    assert probe.compare(buffers, parameters, given) == 0
 
 
 def test_versions_count_up(asked: ctypes.PyDLL | None) -> None:
@@ -182,7 +184,7 @@ def test_a_tensor_without_a_version_counter(helper: ctypes.PyDLL) -> None:
     with torch.inference_mode():
         ts = [*tensors()[:-1], torch.zeros(9, requires_grad=True)]
     probe = TensorGuard(ts, helper, [6])
-    probe.look(*places(ts))
+    probe.compare(*places(ts))
     assert not probe.bump()
 
 
@@ -211,11 +213,11 @@ def test_what_may_move_is_followed(helper: ctypes.PyDLL) -> None:
     for _ in range(3):
         own = [torch.ones(()), torch.ones(9)]
         ts[1].data, ts[6].data = own
-        assert probe.look(*places(ts)) == 0
+        assert probe.compare(*places(ts)) == 0
         now = [t.data_ptr() for t in ts]
         assert moves.pool.words.tolist() == [*now, now[6] + 4]
         assert probe.addresses.tolist() == now
-        assert probe.look(*places(ts)) == 0
+        assert probe.compare(*places(ts)) == 0
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -226,7 +228,7 @@ def test_what_may_not_move_is_not(helper: ctypes.PyDLL, beside: bool) -> None:
     if beside:  # nothing is followed where not all may be
         ts[1].data = torch.ones(())
     for _ in range(2):
-        assert probe.look(*places(ts)) == MOVED
+        assert probe.compare(*places(ts)) == MOVED
         assert moves.pool.words.tolist() == known
     assert probe.moved() == ([1, 6] if beside else [6])
 
@@ -252,7 +254,7 @@ def test_nothing_moves_into_memory_that_is_written(
     reach = [4 * t.numel() for t in ts]
     probe.let_move(Moves(loose, reach, [start], [start + 60], pool))
     ts[1].data = part(8 + offset, 1).view(())
-    assert probe.look(*places(ts)) == (0 if follows else MOVED)
+    assert probe.compare(*places(ts)) == (0 if follows else MOVED)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_what_moves_alone_moves_to_memory_of_its_own(
     stays = [low], [low + 16]
     probe.let_move(Moves([0, ALONE, ALONE], [16] * 3, [], [], pool, stays))
     ts[1].data, ts[2].data = map(part, places)
-    assert probe.look({}, {}, tuple(ts)) == (0 if follows else MOVED)
+    assert probe.compare({}, {}, tuple(ts)) == (0 if follows else MOVED)
     if follows:
         assert pool.words.tolist() == [t.data_ptr() for t in ts]
 
@@ -304,14 +306,14 @@ def test_many_that_move_alone_are_sorted(helper: ctypes.PyDLL, n: int) -> None:
     for _ in range(20):
         order = draw.sample(range(n), n)
         now = [room[4 * k : 4 * k + 4] for k in order]
-        assert probe.look({}, {}, tuple(now)) == 0
+        assert probe.compare({}, {}, tuple(now)) == 0
         assert pool.words.tolist() == [t.data_ptr() for t in now]
         if n > 1:
             one, other = draw.sample(range(n), 2)
             wrong = [*now]
             wrong[one] = now[other].view(4)
-            assert probe.look({}, {}, tuple(wrong)) == MOVED
-        assert probe.look({}, {}, tuple(now)) == 0
+            assert probe.compare({}, {}, tuple(wrong)) == MOVED
+        assert probe.compare({}, {}, tuple(now)) == 0
 
 
 def test_a_guard_follows_another(helper: ctypes.PyDLL) -> None:
@@ -337,25 +339,25 @@ def test_a_guard_follows_another(helper: ctypes.PyDLL) -> None:
     other, _ = made(theirs, [0, FREELY, FREELY, 0])
     guard, pool = made(mine, [FREELY, FREELY, 0, FREELY])
     for g, ts in ((other, theirs), (guard, mine)):
-        assert g.look({}, {}, tuple(ts)) == 0
+        assert g.compare({}, {}, tuple(ts)) == 0
     places = array("q", [1, 2])
     assert guard.following(other, array("q", [1, 3]), (2, 1), 3) is None
-    look = guard.following(other, places, (2, 1), 3)
-    assert look is not None
+    compare = guard.following(other, places, (2, 1), 3)
+    assert compare is not None
     for _ in range(3):
         grads, one = [torch.ones(3), torch.ones(3)], torch.ones(())
         theirs, mine = guards(grads)
-        assert other.look({}, {}, tuple(theirs)) == 0
-        assert look([one, more]) == 0
+        assert other.compare({}, {}, tuple(theirs)) == 0
+        assert compare([one, more]) == 0
         assert pool.words.tolist() == [t.data_ptr() for t in mine]
     more = torch.ones(())
-    assert look([one, more]) == 0
+    assert compare([one, more]) == 0
     assert pool.words[3] == more.data_ptr()
-    assert look([one, torch.ones(1)]) != 0
-    assert look([one, more.double()]) != 0
+    assert compare([one, torch.ones(1)]) != 0
+    assert compare([one, more.double()]) != 0
     # and what it took over it has not seen
-    assert guard.look({}, {}, (*grads, one, more)) == 0
-    assert guard.look({}, {}, (torch.ones(3), grads[1], one, more)) == 0
+    assert guard.compare({}, {}, (*grads, one, more)) == 0
+    assert guard.compare({}, {}, (torch.ones(3), grads[1], one, more)) == 0
 
 
 def test_kin_move_one_after_the_other(helper: ctypes.PyDLL) -> None:
@@ -365,7 +367,7 @@ def test_kin_move_one_after_the_other(helper: ctypes.PyDLL) -> None:
     rooms = [torch.arange(8.0) for _ in range(3)]
     ts = [room[:4] for room in rooms]
     probe = TensorGuard(ts, helper, [])
-    assert probe.look({}, {}, tuple(ts)) == 0
+    assert probe.compare({}, {}, tuple(ts)) == 0
     draw = random.Random(0)
     at = [0, 0, 0]
     for _ in range(200):
@@ -375,18 +377,18 @@ def test_kin_move_one_after_the_other(helper: ctypes.PyDLL) -> None:
             ts[k].data = rooms[k][now : now + 4]
             moved = moved if now != at[k] else [i for i in moved if i != k]
             at[k] = now
-        assert probe.look({}, {}, tuple(ts)) == (MOVED if moved else 0)
+        assert probe.compare({}, {}, tuple(ts)) == (MOVED if moved else 0)
         if moved:
             assert probe.moved() == moved
             assert probe.found() == [t.data_ptr() for t in ts]
             probe.accept()
-        assert probe.look({}, {}, tuple(ts)) == 0
+        assert probe.compare({}, {}, tuple(ts)) == 0
 
 
 def test_what_moves_to_another_device_is_not_followed(helper: ctypes.PyDLL) -> None:
     ts, probe, _ = moving(helper, {1, 6})
     ts[6] = torch.zeros(9, device="meta", requires_grad=True)
-    assert probe.look(*places(ts)) != 0
+    assert probe.compare(*places(ts)) != 0
 
 
 def test_what_moves_and_changes_is_not_followed(helper: ctypes.PyDLL) -> None:
@@ -394,17 +396,17 @@ def test_what_moves_and_changes_is_not_followed(helper: ctypes.PyDLL) -> None:
     known = moves.pool.words.tolist()
     for other in (torch.ones(18)[::2], torch.ones(9).double(), torch.ones(10)):
         ts[6].data = other
-        assert probe.look(*places(ts)) == CHANGED
+        assert probe.compare(*places(ts)) == CHANGED
     assert moves.pool.words.tolist() == known
     ts[6].data = torch.ones(18)[9:]  # a part of something: its offset is another
-    assert probe.look(*places(ts)) == 0
+    assert probe.compare(*places(ts)) == 0
     assert moves.pool.words[6] == ts[6].data_ptr()
 
 
 def test_a_negated_view_is_another_kind_of_tensor(helper: ctypes.PyDLL) -> None:
     ts, probe, _ = moving(helper, {1, 6})
     ts[6] = torch._neg_view(torch.ones(9))
-    assert probe.look(*places(ts)) == CHANGED
+    assert probe.compare(*places(ts)) == CHANGED
 
 
 def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
@@ -417,9 +419,9 @@ def test_bits_that_no_field_has_do_not_count(helper: ctypes.PyDLL) -> None:
     word.value ^= 1 << 63
     assert (ts[6].dtype, ts[6].device) == (other.dtype, other.device)
     ts[6] = other
-    assert probe.look(*places(ts)) == 0
+    assert probe.compare(*places(ts)) == 0
     ts[6] = torch.ones(9, dtype=torch.int32)
-    assert probe.look(*places(ts)) == CHANGED
+    assert probe.compare(*places(ts)) == CHANGED
 
 
 @pytest.mark.parametrize("raw", [True, False])

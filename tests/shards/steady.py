@@ -29,10 +29,10 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[list[int], bool]] = []
-        look, put = PartGuard.look, PendingGradients.put
+        compare, put = PartGuard.compare, PendingGradients.put
 
-        def looked(guard: PartGuard, *args: Any) -> Any:
-            grads = look(guard, *args)
+        def compared(guard: PartGuard, *args: Any) -> Any:
+            grads = compare(guard, *args)
             self.calls[-1][0].append(guard.found)
             return grads
 
@@ -41,7 +41,7 @@ class Seen:
                 self.calls[-1] = self.calls[-1][0], True
             put(own)
 
-        monkeypatch.setattr(PartGuard, "look", looked)
+        monkeypatch.setattr(PartGuard, "compare", compared)
         monkeypatch.setattr(PendingGradients, "put", given)
 
 

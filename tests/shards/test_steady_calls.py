@@ -55,8 +55,8 @@ def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
 
 
 PLACES: list[tuple[Any, str, bool]] = [
-    (DTensorRecord, "look", False),
-    (LaneMatcher, "look", False),
+    (DTensorRecord, "compare", False),
+    (LaneMatcher, "compare", False),
     (Pending, "finish", False),
     (PendingGradients, "drop", True),
     (LocalOptimizer, "settle", True),

@@ -133,8 +133,8 @@ def work(module: str, name: str, dtype: str) -> dict[str, Any]:
     given = options(made)
     subject = Subject(f"{module}:{name}", made, given, getattr(torch, dtype))
     row = dataclasses.asdict(verify(subject))
-    row["told"] = [textwrap.shorten(nowhere(x), 300) for x in row["told"]]
-    row["why"] = nowhere(row["why"])
+    row["warnings"] = [textwrap.shorten(nowhere(x), 300) for x in row["warnings"]]
+    row["reason"] = nowhere(row["reason"])
     row["options"] = {k: repr(v) for k, v in given.items()}
     return row
 
@@ -156,7 +156,7 @@ def worker(module: str, dtypes: Iterable[str], skip: Iterable[str]) -> None:
                     "target": f"{module}:{name}",
                     "dtype": dtype,
                     "outcome": "not run",
-                    "why": f"{type(error).__name__}: {error}".splitlines()[0],
+                    "reason": f"{type(error).__name__}: {error}".splitlines()[0],
                 }
             print(json.dumps(row), file=out, flush=True)
 
@@ -201,7 +201,7 @@ def run(module: str, dtypes: list[str], skip: list[str]) -> Iterator[dict[str, A
             "target": f"{module}:{name}",
             "dtype": dtype,
             "outcome": "not run",
-            "why": why,
+            "reason": why,
         }
 
 
@@ -364,14 +364,14 @@ def others(rows: list[dict[str, Any]]) -> Iterator[str]:
                 "[Numerics](numerics.md#what-is-not-bit-for-bit) names what is not bit "
                 "for bit,\nsuch as `dot`, which Prodigy and SWATS call.\n\n"
             )
-        yield "| optimizer | dtype | why |\n|---|---|---|\n"
+        yield "| optimizer | dtype | reason |\n|---|---|---|\n"
         for x in these:
             yield f"| {x['target']} | {x['dtype']} | {_reason(x)} |\n"
 
 
 def _reason(row: dict[str, Any]) -> str:
     first = row.get("differences") or [""]
-    text = "; ".join(filter(None, (row["why"], first[0])))
+    text = "; ".join(filter(None, (row["reason"], first[0])))
     return textwrap.shorten(text, 200).replace("|", "\\|")
 
 
@@ -411,7 +411,7 @@ def main() -> None:
         for row in run(module, given.dtypes, known):
             rows.append(row)
             took, begun = time.monotonic() - begun, time.monotonic()
-            told = (row["target"], row["dtype"], row["outcome"], row["why"][:100])
+            told = (row["target"], row["dtype"], row["outcome"], row["reason"][:100])
             print(f"{took:5.1f} s", *told, file=sys.stderr, flush=True)
             write(rows)  # a run that is ended keeps what it has
 

@@ -90,7 +90,7 @@ def worker(names: Iterable[str]) -> None:
         except Exception as error:
             why = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
             row = {"target": f"{module}:{made}", "dtype": dtype, "outcome": "not run"}
-            row["why"] = why
+            row["reason"] = why
         print(json.dumps(row), file=out, flush=True)
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     assert child.stdout is not None
     for line in child.stdout:
         row = json.loads(line)
-        print(row["target"], row["dtype"], row["outcome"], row["why"], flush=True)
+        print(row["target"], row["dtype"], row["outcome"], row["reason"], flush=True)
         write([row])
     sys.exit(child.wait())
 

@@ -27,14 +27,14 @@ REFUSES = {
     *("refusal", "_refused", "broken", "anew", "skip", "restart", "LegalityRule"),
     *("require", "refuse", "_refuse", "NoMergePoint", "refuse_branch", "Unusable"),
     *("_extern", "Verdict", "Decision", "_elsewhere", "_eager", "leave_to_eager"),
-    *("lack", "tell_of_step", "report_once", "_tell", "_give_up", "OutOfMemoryError"),
+    *("lack", "warn_of_step", "report_once", "_warn", "_give_up", "OutOfMemoryError"),
 }
 #: `python -m fuseopt doctor`.
 REPORTS = {"Finding"}
 #: Arguments and variables that hold a reason.
 REASONS = {
     *("fallback", "traced", "why", "refusal", "reason", "instead", "where"),
-    *("text", "message", "then", "told", "advice", "limit", "hint", "mend"),
+    *("text", "message", "then", "detail", "advice", "limit", "hint", "mend"),
     *("ADVICE", "UNKNOWN"),
 }
 #: Rooms whose texts are code of a target, and files that print the IR.

@@ -61,7 +61,7 @@ def test_equal_means_compiled_and_compared() -> None:
 def test_everything_else_has_its_reason() -> None:
     for row in ROWS:
         assert row["outcome"] in OUTCOMES
-        assert (row["outcome"] == "equal") == (not row["why"]), row
+        assert (row["outcome"] == "equal") == (not row["reason"]), row
         assert row["target"].split(":")[0] in MODULES
 
 
@@ -87,5 +87,5 @@ def test_a_row_is_what_a_run_gives(name: str) -> None:
         for x in ROWS
         if (x["target"], x["dtype"]) == (f"torch.optim:{name}", "float32")
     ]
-    for key in ("outcome", "launches", "why", "done", "left_out", "differences"):
+    for key in ("outcome", "launches", "reason", "done", "left_out", "differences"):
         assert made[key] == known[key], key

@@ -130,7 +130,7 @@ def h(x):
 def i():
     global count
     count = 2
-    compat.watched.one.two = 1
+    compat.patch_state.one.two = 1
     log.info("")
 """
     changed = changed_in_functions(ast.parse(text))

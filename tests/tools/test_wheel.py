@@ -158,7 +158,7 @@ def test_verify_without_a_compiler(home: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(done.stdout)["results"]
     assert [(x["outcome"], x["launches"]) for x in results] == 2 * [("equal", 1)]
-    assert all(x["told"] == [] and x["control"] for x in results)
+    assert all(x["warnings"] == [] and x["control"] for x in results)
 
 
 def test_doctor_names_the_command_and_what_works(home: Path) -> None:
@@ -166,8 +166,8 @@ def test_doctor_names_the_command_and_what_works(home: Path) -> None:
     findings = {x["name"]: x for x in json.loads(done.stdout)["findings"]}
     compiler = findings["C++ compiler"]
     assert (compiler["state"], compiler["remedy"]) == ("warn", "apt install g++")
-    assert "kernels of common steps came with the package" in compiler["told"]
-    assert findings["a step on cpu"]["told"] == "1 launch, the bits of eager"
+    assert "kernels of common steps came with the package" in compiler["text"]
+    assert findings["a step on cpu"]["text"] == "1 launch, the bits of eager"
     assert done.returncode == 0
 
 

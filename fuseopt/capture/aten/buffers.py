@@ -97,7 +97,7 @@ class Buffers:
             )
         )
         self._meet(index)
-        self._look_through(index)
+        self._resolve_view(index)
         exists = kind != "temp" or len(siblings) > 1
         value = self._value(index) if exists else -1
         self.initial.append(value if kind != "temp" else -1)
@@ -234,7 +234,7 @@ class Buffers:
         self._written.add(buffer)
         self._seen.pop(buffer, None)
 
-    def _look_through(self, index: int) -> None:
+    def _resolve_view(self, index: int) -> None:
         """Link a new view as another dtype to the value in its memory, whose bits it
         has.
         """

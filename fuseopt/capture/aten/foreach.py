@@ -35,13 +35,13 @@ class Positions:
         self.recorder = recorder
         self.columns = [values for _, values in columns]
         self._rules: dict[tuple[Any, ...], _Rule] = {}
-        self._asked: tuple[tuple[Any, ...] | None, list[int]] = (None, [])
+        self._last_reads: tuple[tuple[Any, ...] | None, list[int]] = (None, [])
 
     def again(self, i: int, out: torch.Tensor) -> bool:
         """Record position i like an earlier one; return False if none is alike."""
         r = self.recorder
         key, reads = self._describe(i, out)
-        self._asked = key, reads
+        self._last_reads = key, reads
         rule = self._rules.get(key) if key is not None else None
         if rule is None:
             return False
@@ -62,7 +62,7 @@ class Positions:
 
         `nodes`: the number of nodes before that recording.
         """
-        key, reads = self._asked
+        key, reads = self._last_reads
         if key is None or len(self.recorder.nodes) != nodes + 1:
             return
         node = self.recorder.nodes[-1]

@@ -110,7 +110,7 @@ class AutocastRecorder:
             self._check_lists(function, given, now)
             return function(*args, **kwargs)
         twins: dict[int, torch.Tensor] = {}
-        with self._aside():
+        with self._recording_off():
             made, result = self._seen(function, args, kwargs, twins)
         if all(x.autocast == now for x in made):
             return function(*args, **kwargs)
@@ -119,7 +119,7 @@ class AutocastRecorder:
         return _mapped(result, twins)
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _recording_off(self) -> Iterator[None]:
         """Pause the recording, and turn off autocast's cache."""
         cached = torch.is_autocast_cache_enabled()
         self.recorder.__exit__(None, None, None)

@@ -125,8 +125,8 @@ class Blocks:
             return None
         writer = Function(f"{self.n}s{k}", part)
         used = {a for x in part.code for a in part.instrs[x].args}
-        asked = [part.instrs[a] for a in sorted(used) if part.instrs[a].op == "tail"]
-        writer.tails = Tails(writer.number, replace(self.v, instrs=tuple(asked)))
+        tests = [part.instrs[a] for a in sorted(used) if part.instrs[a].op == "tail"]
+        writer.tails = Tails(writer.number, replace(self.v, instrs=tuple(tests)))
         writer.handed, writer.n_slots = self.w.handed, self.w.n_slots
         return writer
 

@@ -37,7 +37,7 @@ def fold_rows(p: Folded) -> list[str]:
     ]
     # only code with tails needs its position in eager's loop
     whole, place, strip = "-1", "-1", "-1"
-    if p.w.tails.asked:
+    if p.w.tails.kinds:
         whole = "g.leader"
         place = "g.leader < 0 ? -1 : walk.at(g.leader)"
         strip = "g.leader < 0 ? -1 : strip.base[g.leader]"
@@ -157,7 +157,7 @@ def _give(p: Folded) -> list[str]:
         "    n = results.take(count - done);",
     ]
     tail = "0"
-    if p.w.tails.asked:
+    if p.w.tails.kinds:
         # a block ends where the set of tails changes
         tail = "tail"
         lines += [

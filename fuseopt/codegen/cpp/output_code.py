@@ -10,7 +10,7 @@ from .folded import Folded
 def output(p: Folded) -> list[str]:
     """Return output code, which runs over neighbouring results."""
     v, w, n = p.v, p.w, p.n
-    asks = bool(w.tails.asked)
+    has_tails = bool(w.tails.kinds)
     parameters = "".join(f", {x.kind}* __restrict__ p{x.slot}" for x in p.results)
     parameters += "".join(f", const {kind}* y{k}" for k, kind in enumerate(p.kinds))
     body = w.prologue([]) + w.lane_numbers(v.output_code, "output")
@@ -20,7 +20,7 @@ def output(p: Folded) -> list[str]:
         "  (void)TAIL;",
         *(f"  {x}" for x in [*body, *_output_loops(p)]),
         "}",
-        *(w.tails.ends(late=True) if v.reduction == "dims" and asks else ()),
+        *(w.tails.ends(late=True) if v.reduction == "dims" and has_tails else ()),
     ]
 
 

@@ -12,29 +12,29 @@ from ...ir.graph import AVX2, BY_ROWS, Variant
 class Tails:
     """Tails that a variant uses.
 
-    `asked`: kinds of loops, as in the IR. `every`: the set in which all hold, a bit for
+    `kinds`: kinds of loops, as in the IR. `every`: the set in which all hold, a bit for
     each.
     """
 
     def __init__(self, number: int | str, variant: Variant) -> None:
         self.number = number
         self.v = variant
-        self.asked = sorted(
+        self.kinds = sorted(
             {i.attr for i in variant.instrs if i.op == "tail" and i.attr}
         )
-        self.every = (1 << len(self.asked)) - 1
-        self.kind = "int" if len(self.asked) > 1 else "bool"
+        self.every = (1 << len(self.kinds)) - 1
+        self.kind = "int" if len(self.kinds) > 1 else "bool"
         self.n_elements = sum(s.domain == "element" for s in variant.slots)
 
     def name(self, attr: int | float | None) -> str:
         """Return the test of a tail, inside a function with the parameter TAIL."""
-        if len(self.asked) < 2 or not attr:
+        if len(self.kinds) < 2 or not attr:
             return "TAIL"
-        return f"(TAIL >> {self.asked.index(attr)} & 1)"
+        return f"(TAIL >> {self.kinds.index(attr)} & 1)"
 
     def call(self, function: str, call: str) -> list[str]:
         """Return lines that call the instance of a function for the tails that hold."""
-        if len(self.asked) < 2:
+        if len(self.kinds) < 2:
             return [
                 f"if (tail) {function}<true>{call};",
                 f"else {function}<false>{call};",
@@ -48,7 +48,7 @@ class Tails:
 
         late: for results, of `count`, which eager computes one after another.
         """
-        kinds = [int(x) & ~BY_ROWS if late else int(x) for x in self.asked]
+        kinds = [int(x) & ~BY_ROWS if late else int(x) for x in self.kinds]
         name = f"late{self.number}" if late else f"tails{self.number}"
         number = "count" if late else "lane"
         lines = [

@@ -170,7 +170,7 @@ class Function(Instructions):
             f"static void piece{n}(const Table& t, int64_t lane, int64_t e, "
             f"int64_t count{parameters}) {{"
         )
-        if not self.tails.asked:
+        if not self.tails.kinds:
             all_of = "".join(f", {x}" for x in names)
             call = f"  row{n}<false>(t, lane, count{all_of}{taken});"
             return [*lines, "", head, call, "}"]

@@ -113,7 +113,7 @@ class Chunks:
         """
         w = self.w
         if not w.element_slots:
-            return w.shell([*w.ticket(), *["return 1"] * w.tells], [])
+            return w.shell([*w.ticket(), *["return 1"] * w.returns_done], [])
         size = "span * BLOCK"
         early = [
             *places(

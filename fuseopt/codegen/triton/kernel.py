@@ -99,18 +99,18 @@ def _dispatch(
         "ticket = tickets + tl.load(chunk + 3)",
     ]
     every = functions(kernel)
-    tells = {n: makes_numbers(kernel.every[every.index(n)]) for n in numbers}
+    returns_done = {n: makes_numbers(kernel.every[every.index(n)]) for n in numbers}
     tables = "span, rows, geometry, ticket, partials"
     call = f"variant{{}}(lane, ordinal, {tables}, BLOCK, REST)"
     rows = [n for n in packed if n in numbers]
     several = len(numbers) > 1 or bool(rows)
     if several:
         lines.append("variant = tl.load(chunk)")
-    if flag and not (tells[numbers[0]] and not several):
+    if flag and not (returns_done[numbers[0]] and not several):
         lines.append(f"{flag} = 0")
     for n in numbers:
         run = call.format(n)
-        run = f"{flag} = {run}" if flag and tells[n] else run
+        run = f"{flag} = {run}" if flag and returns_done[n] else run
         lines += [f"if variant == {n}:", f"    {run}"] if several else [run]
     for n in rows:
         call = f"packed{n}(lane, ordinal, tl.load(chunk + 3), rows)"

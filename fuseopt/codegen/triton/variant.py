@@ -226,7 +226,7 @@ class Function:
         ]
 
     @property
-    def tells(self) -> bool:
+    def returns_done(self) -> bool:
         """Does the variant's function return whether a lane is done?"""
         return makes_numbers(self.v)
 

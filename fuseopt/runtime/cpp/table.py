@@ -93,7 +93,7 @@ class DeviceTable(KernelTable, Protocol):
     def settle(self, arena: Arena, lanes: int, rows: int) -> None:
         """Take the table's words of an arena, from `lanes` and from `rows` on."""
 
-    def ask(self, helper: ctypes.PyDLL | None) -> None:
+    def use_helper(self, helper: ctypes.PyDLL | None) -> None:
         """Use the compiled helper for `refresh` and `fetch`, where there is one."""
 
     def refresh(self) -> None:

@@ -61,7 +61,7 @@ LINES = 12
 #: Variables where GCC and Clang look for folders of headers, besides their flags.
 HEADERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
-_asking = new_lock()
+_lock = new_lock()
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _stamps(command: Sequence[str]) -> tuple[tuple[object, ...], ...]:
 
 
 def _once(command: tuple[str, ...], stamps: tuple[tuple[object, ...], ...]) -> Compiler:
-    with _asking:  # several threads build kernels
+    with _lock:  # several threads build kernels
         return _identified(command, stamps)
 
 
@@ -215,9 +215,9 @@ def _identified(
     are part of the identity.
     """
     arguments = ("-###", *COMMON_FLAGS, "-S", "-o", os.devnull, "-x", "c++", os.devnull)
-    code, output = _ask((*command, *arguments))
+    code, output = _run((*command, *arguments))
     if code or "version" not in output:
-        code, output = _ask((*command, "--version"))
+        code, output = _run((*command, "--version"))
         if code or not output.strip():
             name = shlex.join(command)
             reply = output.strip().split("\n", 1)[0]
@@ -233,7 +233,7 @@ def _identified(
     return Compiler(command, identity, is_gcc and "clang" not in output)
 
 
-def _ask(command: Sequence[str]) -> tuple[int, str]:
+def _run(command: Sequence[str]) -> tuple[int, str]:
     """Return the status of a command, and its output. Raises CompilerMissing."""
     try:
         done = subprocess.run(

@@ -36,12 +36,12 @@ def address(a: array[int]) -> int:
 
 
 class TensorGuard:
-    """Record of a call's tensors, with which `look(...)` compares those of the next
+    """Record of a call's tensors, with which `compare(...)` compares those of the next
     call.
 
-    `helper` is the built library, or None to compare in Python. After `look` returned
-    with MOVED set, `accept()` records the new addresses. `mutated` are the indices of
-    the tensors whose version counters `bump` increments. With `raw_fields`, the helper
+    `helper` is the built library, or None to compare in Python. If `compare` returned
+    MOVED, `accept()` records the new addresses. `mutated` are the indices of the
+    tensors whose version counters `bump` increments. With `raw_fields`, the helper
     compares the fields of tensors in memory.
     """
 
@@ -62,16 +62,16 @@ class TensorGuard:
         self.count: Callable[[], object] | None = None
         #: true if the helper compares fields in memory
         self.raw = False
-        #: true if the last look compared all tensors
+        #: true if the last comparison compared all tensors
         self.comparable = False
         if helper is not None and n:
             functions = compat.tensor_functions(tensors, raw_fields)
             if functions is not None:
-                self._ask_helper(helper, functions, tensors)
+                self._use_helper(helper, functions, tensors)
         if self._call is None:
             self._guard = compat.metadata_guard(tensors)
 
-    def _ask_helper(
+    def _use_helper(
         self,
         helper: ctypes.PyDLL,
         functions: compat.TensorFunctions,
@@ -139,10 +139,10 @@ class TensorGuard:
             self.count = functools.partial(self._bump, *self.structs, *self._which)
 
     def let_move(self, moves: Moves) -> None:
-        """Let `look` follow the tensors that may move: it returns 0 if only they moved.
+        """Let `compare` follow tensors that may move: it returns 0 if only they moved.
 
         The recorded addresses must be those in the pool. The effect lasts until the
-        next call of this method. Without the helper `look` returns MOVED.
+        next call of this method. Without the helper `compare` returns MOVED.
         """
         if self._call is None:
             return
@@ -168,7 +168,7 @@ class TensorGuard:
         struct.stays, struct.mobile = len(moves.stays[0]), len(mobile)
         self._keep.update(arrays)
 
-    def look(
+    def compare(
         self,
         buffers: Mapping[str, Any],
         parameters: Mapping[str, Any],
@@ -189,8 +189,8 @@ class TensorGuard:
         held = all(t.untyped_storage().nbytes() for t in full)
         return MOVED if held else CHANGED | MOVED
 
-    def look_at_others(self, tensors: list[Any], places: int, n: int) -> int:
-        """Return the result of `look`, where lanes.LaneGuard has compared all other
+    def compare_others(self, tensors: list[Any], places: int, n: int) -> int:
+        """Return the result of `compare`, where lanes.LaneGuard has compared all other
         tensors.
 
         `places` is the address of `n` int64, the indices of `tensors` among all.
@@ -223,12 +223,12 @@ class TensorGuard:
         unshared: tuple[int, int],
         rest: int,
     ) -> Callable[[list[Any]], int] | None:
-        """Return a function to call in place of `look`, where another guard has
+        """Return a function to call in place of `compare`, where another guard has
         compared the first tensors in the same call. Their indices there are `places`.
 
         The function takes a list. It has the `unshared[1]` tensors from index
         `unshared[0]` on, which the other guard lacks, and those from `rest` on. Returns
-        None unless the last looks of both guards compared the same tensors.
+        None unless the last comparisons of both guards compared the same tensors.
         """
         if not other.comparable or not self.same_as(other, places):
             return None
@@ -245,24 +245,24 @@ class TensorGuard:
         setattr(struct, "from", address(places))
         call, where = self._follow, ctypes.addressof(struct)
 
-        def look(tensors: list[Any], _: Any = (struct, places, other)) -> int:
+        def compare(tensors: list[Any], _: Any = (struct, places, other)) -> int:
             verdict = call(where, tensors)
             self.comparable = verdict in (0, MOVED)
             return int(verdict)
 
-        return look
+        return compare
 
     def found(self) -> list[int]:
-        """Return the addresses of the last look, if nothing but addresses changed."""
+        """Return the addresses of the last call, if nothing but addresses changed."""
         return self._now.tolist()
 
     def moved(self) -> list[int]:
-        """Return the indices of tensors whose addresses changed by the last look."""
+        """Return the indices of tensors whose addresses changed by the last call."""
         both = zip(self._now, self.addresses, strict=True)
         return [i for i, (now, address) in enumerate(both) if now != address]
 
     def accept(self) -> None:
-        """Record the addresses of the last look, while its tensors are alive."""
+        """Record the addresses of the last comparison, while its tensors are alive."""
         if self._call is None:
             self.addresses[:] = self._now
         elif self.comparable:
@@ -271,8 +271,8 @@ class TensorGuard:
     def bump(self) -> bool:
         """Increment the version counters of `mutated`, as an ATen call would.
 
-        Their tensors are those of the last look and alive. Returns False if the helper
-        cannot do it.
+        Their tensors are those of the last comparison and alive. Returns False if the
+        helper cannot do it.
         """
         if self._bump is None:
             return not self.mutated

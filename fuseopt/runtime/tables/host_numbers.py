@@ -90,7 +90,7 @@ class Cells:
             ]
         )
 
-    def ask(self, helper: ctypes.PyDLL | None) -> None:
+    def use_helper(self, helper: ctypes.PyDLL | None) -> None:
         """Let the compiled helper fetch, where there is one."""
         self.helper = helper
         self._settle(self.fetched)
@@ -98,11 +98,11 @@ class Cells:
     def _settle(self, fetched: list[tuple[int, int, int]]) -> None:
         self.fetched = fetched
         #: the call of the helper, once there are words
-        self.asked: HelperCall | None = None
+        self.helper_call: HelperCall | None = None
         if self.helper is not None and self.of:
             each = zip(*fetched, strict=True) if fetched else ((), (), ())
             names = ("position", "cell", "bytes")
-            self.asked = HelperCall(
+            self.helper_call = HelperCall(
                 Numbers(
                     n=len(fetched),
                     cells=len(self.of),
@@ -135,8 +135,8 @@ class Cells:
 
     def fetch(self) -> bool:
         """Copy the numbers to their cells; return whether one changed."""
-        if self.asked is not None:
-            return bool(self.asked(self.pool.buffer_info()[0]))
+        if self.helper_call is not None:
+            return bool(self.helper_call(self.pool.buffer_info()[0]))
         if self.fetched:
             # addresses lie below 2**63
             addresses = torch.frombuffer(self.pool, dtype=torch.int64)[self._positions]

@@ -58,9 +58,11 @@ def updater(
     columns = zip(*fields, strict=True)
     arrays = {k: array("Q", v) for k, v in zip(names, columns, strict=True)}
     arrays["known"] = array("Q", bytes(8 * len(pool)))
-    asked = HelperCall(struct, helper.fuseopt_update_arena, arrays, (), ctypes.c_int64)
+    helper_call = HelperCall(
+        struct, helper.fuseopt_update_arena, arrays, (), ctypes.c_int64
+    )
     arena.when_stale.append(functools.partial(setattr, struct, "stale", 1))
-    return asked
+    return helper_call
 
 
 def _by_python(tables: Sequence[ArenaTable]) -> None:

@@ -69,10 +69,10 @@ class Records:
         self.strided = torch.cat([b.strided for b in blocks])
         self.in_cells = bool((self.cell >= 0).any())
         self._cell = self.cell  # for launches of all lanes
-        self.asked: HelperCall | None = None
+        self.helper_call: HelperCall | None = None
         self._all_owners = owner
 
-    def ask(self, helper: ctypes.PyDLL | None) -> None:
+    def use_helper(self, helper: ctypes.PyDLL | None) -> None:
         """Let the compiled helper do the work, where there is one."""
         if helper is None:
             return
@@ -85,7 +85,7 @@ class Records:
             "strided": self.strided,
             "odd": torch.zeros_like(self.layouts),
         }
-        self.asked = HelperCall(
+        self.helper_call = HelperCall(
             Addresses(
                 n=len(self.words),
                 lanes=len(self.layouts),
@@ -107,8 +107,8 @@ class Records:
         )
         self.cell = torch.where(goes, cell, self._cell)
         self.in_cells = bool((self.cell >= 0).any())
-        if self.asked is not None and len(self.cell):
-            given = torch.frombuffer(self.asked.arrays["cell"], dtype=torch.int64)
+        if self.helper_call is not None and len(self.cell):
+            given = torch.frombuffer(self.helper_call.arrays["cell"], dtype=torch.int64)
             given.copy_(self.cell)
 
     def refresh(
@@ -117,9 +117,9 @@ class Records:
         """Write the addresses of the pool into the words of `lanes`. Return the range
         of changed words, (0, 0) for none. `cells` is the address of the first cell.
         """
-        if self.asked is not None:
-            self.asked(lanes.data_ptr(), pool.buffer_info()[0], cells)
-            return self.asked.struct.low, self.asked.struct.high
+        if self.helper_call is not None:
+            self.helper_call(lanes.data_ptr(), pool.buffer_info()[0], cells)
+            return self.helper_call.struct.low, self.helper_call.struct.high
         # addresses lie below 2**63
         addresses = torch.frombuffer(pool, dtype=torch.int64)[self.position]
         if self.in_cells:

@@ -269,10 +269,10 @@ class TritonTable:
         if places:
             arena.changed(self.rows_at + places[0][0], self.rows_at + places[-1][0] + 1)
 
-    def ask(self, helper: ctypes.PyDLL | None) -> None:
+    def use_helper(self, helper: ctypes.PyDLL | None) -> None:
         """Let the compiled helper refresh and fetch, where there is one."""
-        self.records.ask(helper)
-        self.cells.ask(helper)
+        self.records.use_helper(helper)
+        self.cells.use_helper(helper)
 
     def _settled(self) -> Arena:
         if self.arena is None:
@@ -285,7 +285,7 @@ class TritonTable:
     def part(self) -> TableFields | None:
         """Return the table's part of the C call that writes all tables of its arena."""
         arena = self._settled()
-        addresses, numbers = self.records.asked, self.cells.asked
+        addresses, numbers = self.records.helper_call, self.cells.helper_call
         if addresses is None or (len(self.cells) and numbers is None):
             return None
         return TableFields(
@@ -347,8 +347,8 @@ class TritonTable:
             absent.append(gone)
         self.records.leave_out(absent, len(self.cells))
         self.known = None
-        for tell in arena.when_stale:
-            tell()
+        for mark_stale in arena.when_stale:
+            mark_stale()
         arena.changed(self.lanes_at, self.lanes_at + len(self.lanes))
 
     def relocate(self, words: torch.Tensor, device: torch.Tensor) -> None:

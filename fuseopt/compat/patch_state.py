@@ -19,7 +19,7 @@ def _to_nobody(*_: Any) -> None:
     """Do nothing, before a callback is registered."""
 
 
-class Watched:
+class PatchState:
     """Facts about code and optimizers that Dynamo has traced.
 
     `meetings`: by code and instruction, where the ways of a branch meet.
@@ -29,9 +29,9 @@ class Watched:
     `refused`: why Dynamo may not trace the steps of optimizers, as a trace has shown.
     `shadows`: by the stand-in of an optimizer in a trace, its shadow, weakly.
     `plain`: the plain code of steps.
-    `tell_of_...`: callbacks for graph breaks, the recompile limit, failures of Dynamo,
+    `report_...`: callbacks for graph breaks, the recompile limit, failures of Dynamo,
         and refused traces.
-    `ask`: registers for the start of each trace.
+    `register`: registers for the start of each trace.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Watched:
         self.plain: weakref.WeakKeyDictionary[Optimizer, Any] = (
             weakref.WeakKeyDictionary()
         )
-        self.ask: Callable[[], None] = _to_nobody
-        self.tell_of_break: Callable[..., None] = _to_nobody
-        self.tell_of_limit: Callable[..., None] = _to_nobody
-        self.tell_of_failure: Callable[..., None] = _to_nobody
-        self.tell_of_refusal: Callable[..., None] = _to_nobody
+        self.register: Callable[[], None] = _to_nobody
+        self.report_break: Callable[..., None] = _to_nobody
+        self.report_limit: Callable[..., None] = _to_nobody
+        self.report_failure: Callable[..., None] = _to_nobody
+        self.report_refusal: Callable[..., None] = _to_nobody
 
 
-watched = Watched()
+patch_state = PatchState()
