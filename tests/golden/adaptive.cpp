@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdint.h>
 
-// Functions of the vector library that eager itself calls, so that the bits are the
-// same; null where torch was built without it: eager's roots are then the compiler's.
+// Functions of the vector library that eager calls, so that the bits are the same. Null
+// if torch was built without it: eager's roots are then the compiler's.
 struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
@@ -15,8 +15,8 @@ struct Library {
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
 static const int64_t BLOCK = 128;
-// Elements at most that are gathered at once: a multiple of 32, so that vectors leave
-// nothing over, and of the 9 elements of small kernels.
+// The most elements that are gathered at once. It is a multiple of 32, so that vectors
+// leave no rest, and of the 9 elements of small kernels.
 static const int64_t GATHERED = 576;
 
 // The root that vector libraries refine from the processor's estimate, a vector at a
@@ -286,8 +286,8 @@ template <int SLOTS> struct Walk {
   int64_t passed;         // elements of the block that are done
   int64_t index[64], base[SLOTS], offset[SLOTS][GATHERED];
   int kind[SLOTS];
-  // of NEAR slots: where the neighbours lie that hold so many elements of a block, and
-  // which of them each is; `held`: how many there are where a block holds fewer
+  // for NEAR slots: where the neighbours with a block's elements lie, and the neighbour
+  // of each element; `held`: their number if a block holds fewer
   int64_t around[SLOTS][GATHERED / 8], held[SLOTS];
   alignas(64) int32_t which[SLOTS][GATHERED];
   // whole: a slot of whose tensor no block may hold but neighbours, or -1

@@ -6,7 +6,7 @@ one word. A cell of a table is a sentence too, and a semicolon ends it. A list o
 may be long: what has a comma after two of five words.
 
 Docstrings and comments of the package keep these rules and `CODE_PHRASES`. So do the
-comments of the runtime's headers. A docstring begins with a verb or a noun. A question
+comments of the headers in C++. A docstring begins with a verb or a noun. A question
 belongs to a function that returns a bool.
 """
 
@@ -171,11 +171,8 @@ def modules() -> list[Path]:
 
 
 def headers() -> list[Path]:
-    """Return the headers in C++ of the runtime.
-
-    Those of codegen are text of each kernel, of golden files and of the cache's keys.
-    """
-    return sorted((ROOT / "fuseopt" / "runtime").rglob("*.h"))
+    """Return the headers in C++."""
+    return sorted((ROOT / "fuseopt").rglob("*.h"))
 
 
 def words(sentence: str) -> list[str]:

@@ -6,8 +6,8 @@ static const int64_t REGISTER = 32;
 #endif
 // Results folded side by side where the reduced dimension is not the innermost.
 static const int64_t COLUMNS = 32;
-// Elements that are computed before they are folded: SOME stay in the first cache, MANY
-// are for threads that take turns, so that turns are few.
+// Elements that are computed before they are folded. SOME fit in the first-level cache.
+// Threads that fold in turns compute MANY, so that there are few turns.
 static const int64_t SOME = 1152, MANY = 16384;
 enum { NATIVE, FROM_BF16, FROM_F16 };
 
@@ -127,7 +127,7 @@ template <class T> static inline T few_in_turns(const T* x, int64_t n, int64_t s
   return n < 4 ? sums[0] : sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-// `few`: may `of` fold n numbers that are one run, all at once?
+// `few` returns whether `of` may fold n contiguous numbers at once.
 template <class T, int FROM> struct SumRun {
   static const int W = REGISTER / sizeof(T);
   static const int E = FROM == NATIVE ? W : 2 * W;  // numbers in one load
@@ -208,8 +208,8 @@ template <class T, int FROM> struct SquaresRun {
     started = true, wide = dense && FROM != FROM_F16;
     for (int k = 0; k < W; ++k) lanes[k] = 0;
   }
-  // n numbers, of which E are one load. In a register: for all that a compiler knows,
-  // x may lie in the lanes, which it then writes and reads again at each load.
+  // n numbers, of which E are one load. The sums are in a register. As x may alias
+  // `lanes`, a compiler would write and read `lanes` at each load.
   void load(const T* x, int64_t n) {
     typedef T Register __attribute__((vector_size(REGISTER)));
     Register sums, own;

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdint.h>
 
-// Functions of the vector library that eager itself calls, so that the bits are the
-// same; null where torch was built without it: eager's roots are then the compiler's.
+// Functions of the vector library that eager calls, so that the bits are the same. Null
+// if torch was built without it: eager's roots are then the compiler's.
 struct Library {
   void (*sqrt_f32)(int, const float*, float*, long long);
   void (*sqrt_f64)(int, const double*, double*, long long);
@@ -15,8 +15,8 @@ struct Library {
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
 static const int64_t BLOCK = 128;
-// Elements at most that are gathered at once: a multiple of 32, so that vectors leave
-// nothing over, and of the 9 elements of small kernels.
+// The most elements that are gathered at once. It is a multiple of 32, so that vectors
+// leave no rest, and of the 9 elements of small kernels.
 static const int64_t GATHERED = 576;
 
 // The root that vector libraries refine from the processor's estimate, a vector at a

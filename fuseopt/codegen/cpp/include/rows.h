@@ -91,8 +91,8 @@ struct Rows {
   };
 };
 
-// Folds m rows of N elements, or m times N rows of columns: what a compiler knows the
-// number of, it adds side by side.
+// Folds m rows of N elements, or m times N rows of columns. N is a constant, so a
+// compiler adds the N elements side by side.
 template <int64_t N, class R, class T>
 static inline void fold_rows(bool dense, const T* x, int64_t m, T* to) {
 #pragma GCC ivdep

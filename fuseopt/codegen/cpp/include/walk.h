@@ -22,8 +22,8 @@ template <int SLOTS> struct Walk {
   int64_t passed;         // elements of the block that are done
   int64_t index[64], base[SLOTS], offset[SLOTS][GATHERED];
   int kind[SLOTS];
-  // of NEAR slots: where the neighbours lie that hold so many elements of a block, and
-  // which of them each is; `held`: how many there are where a block holds fewer
+  // for NEAR slots: where the neighbours with a block's elements lie, and the neighbour
+  // of each element; `held`: their number if a block holds fewer
   int64_t around[SLOTS][GATHERED / 8], held[SLOTS];
   alignas(64) int32_t which[SLOTS][GATHERED];
   // whole: a slot of whose tensor no block may hold but neighbours, or -1
