@@ -70,7 +70,8 @@ def short(found: Sequence[Reading]) -> str:
     lines = [header, ["---", *["---:"] * 4], *(row for row in every if row)]
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
     text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
-    text += "The figures of a row were measured in turns, in one run. "
+    text += "No kernel: torch has no fused one. "
+    text += "The figures of a row were measured alternately, in one process. "
     text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
     text += _host(reading)
     where = f"{tables.conditions(reading)} [Benchmarks](docs/benchmarks.md) has all "
@@ -163,7 +164,7 @@ def _host(reading: Reading) -> str:
     cost = {n: tables.host_cost(c) for n, c in figures["contenders"].items()}
     text = ""
     for moved, subject in (
-        ("", "A call with 300 small parameters takes"),
+        ("", "A call with 300 small parameters takes the host"),
         (MOVED, "If all gradients have new addresses, it takes"),
     ):
         own, floor = (cost.get(name + moved) for name in ("backend", "no-op"))
@@ -171,7 +172,7 @@ def _host(reading: Reading) -> str:
             continue
         less = round(floor - own)
         compared = f"{abs(less)} µs {'less' if less >= 0 else 'more'}"
-        than = "" if moved else " than a no-op backend"
+        than = "" if moved else " than with a backend that does nothing"
         text += f"{subject} {own:,.0f} µs, {compared}{than}. "
     return text
 

@@ -66,7 +66,7 @@ def conditions(reading: Reading) -> str:
     told = f"{where}; torch {e['torch']}, triton {e['triton']}, Python {e['python']}"
     told += f"; {e['compiler']}; measured {when}."
     if len(reading.codes) > 1:
-        told += f" The figures come from {len(reading.codes)} versions of the code."
+        told += f" The rows come from {len(reading.codes)} versions of the code."
     return told
 
 
