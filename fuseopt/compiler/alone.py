@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..capture.trace import Captured
 from ..config import resolve
-from ..ir.graph import Graph, storage_bytes
+from ..ir.graph import Graph, Schedule, storage_bytes
 from ..ir.interpreter import run_schedule
 from ..ir.meaning import DTYPES
 from ..ir.traffic import traffic
@@ -65,22 +65,58 @@ def main(folder: Path, arguments: Sequence[str] = ()) -> int:
     return (run(saved) if "--run" in arguments else 0) or differ
 
 
+class Outcome(NamedTuple):
+    """How the kernels of a graph compare with the reference.
+
+    `exact`: the bits are equal. `worst`: the largest difference, relative to the
+    largest number of its tensor. `sums`: a kernel adds up, in another order than the
+    reference. `launch()` runs the kernels again; `tensors`: what they work on.
+    """
+
+    exact: bool
+    worst: float
+    sums: bool
+    launch: Callable[[], object]
+    tensors: list[torch.Tensor]
+
+    @property
+    def right(self) -> bool:
+        """Are the results those of the reference?"""
+        return self.exact or (self.sums and self.worst <= FAR)
+
+
 def run(saved: Saved, write: Callable[[str], None] = print) -> int:
     """Run a graph's kernels on made-up numbers.
 
     Calls `write` with their distance from the reference and their time. Returns 0 if
     the results are those of the reference, 1 if not, 2 if the kernels cannot run here.
     """
-    graph = saved.graph
-    plan = schedule(graph, lambda *_: None, saved.machine)
+    plan = schedule(saved.graph, lambda *_: None, saved.machine)
+    refusal = why_not(saved.graph, plan)
+    if refusal:
+        write(f"not run: {refusal}")
+        return 2
+    found = compare_with_reference(saved, plan)
+    exact, worst = found.exact, found.worst
+    write("the bits of the reference" if exact else f"{worst:.1e} from the reference")
+    seconds = min(timed(found.launch, found.tensors))
+    moved = sum(traffic(kernel).bytes for kernel in plan.kernels)
+    write(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
+    return int(not found.right)
+
+
+def why_not(graph: Graph, plan: Schedule) -> str:
+    """Return why the kernels of a schedule cannot run here; "" if they can."""
     if plan.externs:
         names = ", ".join(sorted({x.name for x in plan.externs}))
-        write(f"not run: between its kernels the graph calls {names}")
-        return 2
+        return f"between its kernels the graph calls {names}"
     missing = {b.device.split(":")[0] for b in graph.buffers} - devices()
-    if missing:
-        write(f"not run: there is no {', '.join(sorted(missing))} here")
-        return 2
+    return f"there is no {', '.join(sorted(missing))} here" if missing else ""
+
+
+def compare_with_reference(saved: Saved, plan: Schedule) -> Outcome:
+    """Build the kernels of a schedule, launch them on made-up numbers, and compare."""
+    graph = saved.graph
     config = resolve(None, None)
     factories = {}
     for kernel in plan.kernels:
@@ -101,16 +137,19 @@ def run(saved: Saved, write: Callable[[str], None] = print) -> int:
     for tail in (False, True):
         wanted.append(made_up(graph))
         run_schedule(graph, plan, wanted[-1], numbers, tail=tail)
-    DirectExecutor().run(bound, tensors, threads)
+
+    def launch() -> object:
+        return DirectExecutor().run(bound, tensors, threads)
+
+    launch()
     wait(tensors)
-    exact = all(map(same_bits, tensors, *wanted))
-    worst = max(map(distance, tensors, wanted[0]), default=0.0)
-    sums = any(v.reduction for k in plan.kernels for v in k.every)
-    write("the bits of the reference" if exact else f"{worst:.1e} from the reference")
-    seconds = min(timed(lambda: DirectExecutor().run(bound, tensors, threads), tensors))
-    moved = sum(traffic(kernel).bytes for kernel in plan.kernels)
-    write(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
-    return int(not (exact or (sums and worst <= FAR)))
+    return Outcome(
+        all(map(same_bits, tensors, *wanted)),
+        max(map(distance, tensors, wanted[0]), default=0.0),
+        any(v.reduction for k in plan.kernels for v in k.every),
+        launch,
+        tensors,
+    )
 
 
 def devices() -> set[str]:

@@ -48,26 +48,31 @@ have another order, and a step with sums runs in eager.
 """
 
 
-def read() -> list[dict[str, Any]]:
-    """The rows of the record."""
+def read_record() -> dict[str, Any]:
+    """The record: `rows` of whole runs, and `kernels` (see `kernels_aarch64.py`)."""
     if not RECORD.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
-    return rows
+        return {"emulated": aarch64.PROCESSOR, "rows": []}
+    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def write_record(record: dict[str, Any]) -> None:
+    """Replace the record."""
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def write(rows: Iterable[dict[str, Any]]) -> None:
     """Add rows to the record."""
-    known = {(x["target"], x["dtype"]): x for x in [*read(), *rows]}
+    record = read_record()
+    known = {(x["target"], x["dtype"]): x for x in [*record["rows"], *rows]}
     every = [known[k] for k in sorted(known, key=lambda k: (k[1], k[0].lower()))]
-    text = json.dumps({"emulated": aarch64.PROCESSOR, "rows": every}, indent=1)
-    RECORD.write_text(text + "\n", encoding="utf-8")
+    write_record({**record, "rows": every})
 
 
 def section() -> str:
     """The section of docs/conformance.md; "" without a record."""
     found: dict[tuple[str, str], list[str]] = {}
-    for row in read():
+    for row in read_record()["rows"]:
         of, _, name = row["target"].partition(":")
         told = name if of == "torch.optim" else f"{of}'s {name}"
         found.setdefault((row["dtype"], row["outcome"]), []).append(told)
