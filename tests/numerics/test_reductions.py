@@ -584,6 +584,26 @@ def test_triton_folds_compile_offline(target: str, tmp_path: Path) -> None:
         assert made["cubin" if target.startswith("sm") else "hsaco"]
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("norms", [2, 1], ids=["two norms", "one norm"])
+def test_a_column_of_no_elements_is_normalised(
+    shape: tuple[int, ...], norms: int
+) -> None:
+    """The check of the schedule accepts what an empty tensor is written with."""
+
+    def step(x: Tensor, y: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        unit = x / x.norm(2.0, 0, keepdim=True).clamp_min(1e-12).expand_as(x)
+        if norms == 2:
+            unit = unit * (y / y.norm(2.0, 0, keepdim=True).clamp_min(1e-12))
+        s.lerp_(unit, 0.25)
+        y.add_(s.add(1.0).mul(x))
+        return ()
+
+    got, want, report = both(step, *(torch.zeros(shape) for _ in range(3)))
+    assert not report.fallback, str(report)
+    assert all(map(same_bits, got, want))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_a_column_times_a_row_is_pointwise(dtype: torch.dtype) -> None:
     """The sign of its zeros is that of eager's BLAS."""

@@ -69,17 +69,59 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
     write_record({**record, "rows": every})
 
 
+KERNELS = """
+The kernels of all float32 rows of this page ran there on made-up numbers, compiled from
+the graphs of the runs above: `python -m tests.tools.kernels_aarch64`. They were
+compared with the interpreter of the IR, which calls torch's aarch64 functions op by op.
+It adds up in another order than eager, so sums are compared within {bound:.0e} of the
+largest number. The largest difference was {worst:.1e}.
+
+| kernels | optimizers | number |
+|---|---|---:|
+"""
+#: What the outcomes of kernels are called, in the order of the page.
+OUTCOMES = {
+    "equal": "equal bits",
+    "another order of sums": "equal but for the order of sums",
+    "differs": "other bits",
+    "raises": "raises",
+    "not run": "not run alone: ATen calls run between them",
+}
+
+
+def kernels_section(rows: list[dict[str, Any]]) -> str:
+    """The part of the section on kernels; "" without rows."""
+    if not rows:
+        return ""
+    from fuseopt.compiler.alone import FAR
+
+    worst = max(x.get("worst", 0.0) for x in rows)
+    text = KERNELS.format(bound=FAR, worst=worst)
+    for outcome, title in OUTCOMES.items():
+        some = [named(x["target"]) for x in rows if x["outcome"] == outcome]
+        if some:
+            text += f"| {title} | {', '.join(some)} | {len(some)} |\n"
+    return text
+
+
+def named(target: str) -> str:
+    """The name of an optimizer, with its package if that is not torch."""
+    of, _, name = target.partition(":")
+    return name if of == "torch.optim" else f"{of}'s {name}"
+
+
 def section() -> str:
     """The section of docs/conformance.md; "" without a record."""
+    record = read_record()
     found: dict[tuple[str, str], list[str]] = {}
-    for row in read_record()["rows"]:
-        of, _, name = row["target"].partition(":")
-        told = name if of == "torch.optim" else f"{of}'s {name}"
-        found.setdefault((row["dtype"], row["outcome"]), []).append(told)
+    for row in record["rows"]:
+        at = row["dtype"], row["outcome"]
+        found.setdefault(at, []).append(named(row["target"]))
     if not found:
         return ""
     lines = [f"| {d} | {o} | {', '.join(x)} |" for (d, o), x in found.items()]
-    return SECTION + "\n".join(lines) + "\n"
+    kernels = kernels_section(record.get("kernels", []))
+    return SECTION + "\n".join(lines) + "\n" + kernels
 
 
 def worker(names: Iterable[str]) -> None:

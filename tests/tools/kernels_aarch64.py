@@ -28,6 +28,8 @@ from tests.tools import aarch64
 from tests.tools.conformance_aarch64 import read_record, write_record
 
 CONFORMANCE = ROOT / "docs" / "conformance.json"
+#: Optimizers that one process records.
+TOGETHER = 12
 
 
 def targets() -> list[str]:
@@ -40,41 +42,53 @@ def targets() -> list[str]:
 # -------------------------------------------------------------------- graphs, from here
 
 
-def record(target: str, folder: Path) -> None:
-    """Run the course of an optimizer, and dump each graph into a folder."""
+def record(folder: Path, names: Iterable[str]) -> None:
+    """Run the course of each optimizer, and dump each graph into a folder of its name.
+
+    The file `done` in it shows that the bits were equal to the end.
+    """
     from fuseopt import compile
     from fuseopt.conformance import verify
     from tests.tools.conformance import work
 
+    into = folder
+
     def compiled(optimizer: Any) -> Any:
         given = {"eager_if_faster": False, "fallback": "eager"}
-        return compile(optimizer, dump_dir=str(folder), **given).step
+        return compile(optimizer, dump_dir=str(into), **given).step
 
     verify.compiled = compiled
-    module, _, name = target.partition(":")
-    found = work(module, name, "float32")
-    print(json.dumps({"target": target, "outcome": found["outcome"]}))
+    for target in names:
+        into = folder_of(target, folder)
+        shutil.rmtree(into, ignore_errors=True)
+        module, _, name = target.partition(":")
+        found = work(module, name, "float32")
+        if found["outcome"] == "equal":
+            (into / "done").touch()
+        else:
+            print(f"{target} was not recorded: {found['outcome']}, {found['reason']}")
 
 
 def record_all(names: Iterable[str], folder: Path) -> None:
-    """Record what the folder lacks; a process for each."""
-    for name in names:
-        into = folder / name.replace(":", ".")
-        if (into / "done").exists():
-            continue
-        shutil.rmtree(into, ignore_errors=True)
+    """Record what the folder lacks, in processes of a few optimizers each."""
+    left = [x for x in names if not is_recorded(x, folder)]
+    for k in range(0, len(left), TOGETHER):
         command = [sys.executable, "-m", "tests.tools.kernels_aarch64", "--record"]
-        done = subprocess.run(
-            [*command, name, str(into)],
+        subprocess.run(
+            [*command, str(folder), *left[k : k + TOGETHER]],
             cwd=ROOT,
             env={**os.environ, "KINETO_LOG_LEVEL": "6", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
         )
-        if done.returncode == 0 and '"equal"' in done.stdout:
-            (into / "done").touch()
-        else:
-            print(name, "was not recorded:", done.stdout[-200:], done.stderr[-500:])
+
+
+def folder_of(target: str, folder: Path) -> Path:
+    """Return the folder with the graphs of an optimizer."""
+    return folder / target.replace(":", ".")
+
+
+def is_recorded(target: str, folder: Path) -> bool:
+    """Did the optimizer run its course here?"""
+    return (folder_of(target, folder) / "done").exists()
 
 
 # ------------------------------------------------------------- kernels, in the emulator
@@ -114,7 +128,7 @@ def worker(folder: Path, names: Iterable[str]) -> None:
     """Print one line of JSON for each optimizer."""
     for name in names:
         try:
-            row = judge(folder / name.replace(":", "."))
+            row = judge(folder_of(name, folder))
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             row = {"outcome": "raises", "reason": text}
@@ -143,7 +157,7 @@ def main() -> None:
     """Record, judge what the record lacks, and write each outcome at once."""
     words = sys.argv[1:]
     if words[:1] == ["--record"]:
-        record(words[1], Path(words[2]))
+        record(Path(words[1]), words[2:])
         return
     if words[:1] == ["--worker"]:
         worker(Path(words[1]), words[2:])
@@ -154,7 +168,7 @@ def main() -> None:
     known = {x["target"] for x in read_record().get("kernels", [])}
     names = [x for x in words[1:] or targets() if x not in known]
     record_all(names, folder)
-    there = [x for x in names if (folder / x.replace(":", ".") / "done").exists()]
+    there = [x for x in names if is_recorded(x, folder)]
     for row in emulated(folder, there):
         print(row, flush=True)
         record_now = read_record()
