@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fuseopt.compiler.session import session
 from tests.cases.trainer import SIZES, TURNS, Change, Loop, beside
 
 
@@ -74,6 +75,19 @@ def test_an_option_that_changes(several: bool, option: str, lanes: int) -> None:
     assert not beside(change, lanes, turns=len(path), optimizers=1 + several) or (
         option == "error_if_nonfinite"
     )
+
+
+@pytest.mark.family(4)
+@pytest.mark.parametrize("lanes", SIZES)
+def test_gradients_that_are_read_now_and_then_are_planned_twice(lanes: int) -> None:
+    """With them and without, however often that changes."""
+
+    def change(loop: Loop, turn: int) -> None:
+        loop.set(zero_grad=turn % 2 == 0)
+
+    assert not beside(change, lanes, turns=12)
+    assert len(session.reports) == 2
+    assert not any(report.fallback for report in session.reports)
 
 
 def several_that_change(loop: Loop, turn: int) -> None:
