@@ -228,32 +228,37 @@ def _is_observed(error: Exception) -> bool:
 
 
 class _Graph:
-    """One of Dynamo's graphs of a tail. Its first call plans it, with known tensors."""
+    """One of Dynamo's graphs of a tail. A call plans it, with known tensors, if no
+    earlier call left gradients as this one does.
+    """
 
     def __init__(self, owner: FusedTail, gm: GraphModule) -> None:
         self.owner = owner
         self.gm = gm
-        self.inner: CompiledStep | None = None
+        #: the step of calls after which nothing reads gradients, and of the others
+        self.steps: dict[bool, CompiledStep] = {}
 
     @property
     def helper(self) -> ctypes.PyDLL | None:
         """Library of the guards, if a plan has it, or None."""
-        return None if self.inner is None else self.inner.helper
+        return next((step.helper for step in self.steps.values()), None)
 
     def forget(self) -> None:
         """Forget the record of the last call, which an exception ended."""
-        if self.inner is not None:
-            self.inner.forget()
+        for step in self.steps.values():
+            step.forget()
 
     def __call__(self, *args: Any) -> Any:
-        if self.inner is None:
+        drops = self.owner.drops
+        step = self.steps.get(drops)
+        if step is None:
             self.owner.compiled_nothing = False
             try:
-                self.inner = self._planned(args)
+                step = self.steps[drops] = self._planned(args)
             except Exception as error:
                 self._report_error(error, args)
                 raise
-        return self.inner(*args)
+        return step(*args)
 
     def _report_error(self, error: Exception, args: Sequence[Any]) -> None:
         """Report an error inside fuseopt and raise LanesDiffer; else return."""

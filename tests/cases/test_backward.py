@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,23 +13,24 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import fuseopt
+from tests.cases.trainer import SIZES, quiet
 from tests.tails.twins import same
 
-WIDTH, LAYERS, TURNS = 6, 6, 5
+WIDTH, TURNS = 6, 5
 
 
 class Net(torch.nn.Module):
     """Layers, of which some may be left out, tied or computed again."""
 
-    def __init__(self, tied: bool) -> None:
+    def __init__(self, layers: int, tied: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
-        self.layers = torch.nn.ModuleList(layers)
+        linears = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)]
+        self.layers = torch.nn.ModuleList(linears)
         self.left_out: tuple[int, ...] = ()
         self.again = False
         if tied:
-            layers[4].weight = layers[1].weight
+            linears[-1].weight = linears[0].weight
 
     def forward(self, x: Any) -> Any:
         for k, layer in enumerate(self.layers):
@@ -39,19 +41,33 @@ class Net(torch.nn.Module):
         return x.square().mean()
 
 
+def adamw(params: Any) -> Any:
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def nesterov(params: Any) -> Any:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True)
+
+
 class Loop:
     """A model that is stepped in its backward (`fused`), or after it."""
 
-    def __init__(self, fused: bool, tied: bool) -> None:
-        self.fused, self.net = fused, Net(tied)
+    def __init__(
+        self,
+        fused: bool,
+        lanes: int,
+        tied: bool,
+        make: Callable[[Any], Any] = adamw,
+        buckets: Any = "layer",
+    ) -> None:
+        self.fused, self.net, self.make = fused, Net(lanes // 2, tied), make
         self.opt: Any = (
-            fuseopt.in_backward(self.net, self.make, buckets="layer")
+            fuseopt.in_backward(self.net, make, buckets=buckets)
             if fused
-            else self.make(self.net.parameters())
+            else make(self.net.parameters())
         )
-
-    def make(self, params: Any) -> Any:
-        return torch.optim.AdamW(params, lr=0.01)
+        #: what a scenario keeps
+        self.kept: Any = None
 
     def loss(self, turn: int, part: int = 0) -> Any:
         draw = torch.Generator().manual_seed(10 * turn + part)
@@ -88,7 +104,7 @@ def computed_again(loop: Loop, turn: int) -> None:
 
 def frozen_and_back(loop: Loop, turn: int) -> None:
     if turn in (2, 4):
-        loop.net.layers[3].weight.requires_grad_(turn == 4)
+        loop.net.layers[1].weight.requires_grad_(turn == 4)
     step(loop, turn)
 
 
@@ -190,6 +206,144 @@ def a_rate_of_a_scheduler(loop: Loop, turn: int) -> None:
     step(loop, turn)
 
 
+def accumulated_until_a_step(loop: Loop, turn: int) -> None:
+    with loop.opt.accumulate() if loop.fused else contextlib.nullcontext():
+        loop.loss(turn).backward()
+        loop.loss(turn, 1).backward()
+    loop.opt.step()
+    loop.opt.zero_grad()
+
+
+def a_graph_that_is_used_twice(loop: Loop, turn: int) -> None:
+    loss = loop.loss(turn)
+    loss.backward(retain_graph=True)
+    loop.end()
+    loss.backward()  # torch's own error: the step has written what it needs
+    loop.end()
+
+
+def a_rate_that_a_scheduler_moves(loop: Loop, turn: int) -> None:
+    if turn == 0:
+        loop.kept = torch.optim.lr_scheduler.ExponentialLR(loop.opt, 0.5)
+    step(loop, turn)
+    loop.kept.step()
+
+
+def state_for_a_plain_optimizer(loop: Loop, turn: int) -> None:
+    step(loop, turn)
+    if turn == 2:
+        state = loop.opt.state_dict()
+        if loop.fused:
+            loop.opt.close()
+        loop.opt = adamw(loop.net.parameters())
+        loop.opt.load_state_dict(state)
+        loop.fused = False
+
+
+def hooks_that_clamp(loop: Loop, turn: int) -> None:
+    for p in loop.net.parameters() if turn == 0 else ():
+        p.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+    step(loop, turn)
+
+
+def some_gradients_that_were_there(loop: Loop, turn: int) -> None:
+    loop.net.left_out = (0,) if turn == 2 else ()
+    for p in [*loop.net.parameters()][:3] if turn == 2 else ():
+        p.grad = torch.ones_like(p)
+    step(loop, turn)
+
+
+def a_module_with_another_parameter(loop: Loop, turn: int) -> None:
+    """The optimizer steps the former one, which gets no gradient any more."""
+    if turn == 2:
+        loop.kept = loop.net.layers[1].weight
+        loop.net.layers[1].weight = torch.nn.Parameter(torch.ones(WIDTH, WIDTH))
+    step(loop, turn)
+    if turn >= 2:
+        loop.net.layers[1].weight.grad = None
+        assert loop.kept.grad is None
+
+
+def a_group_that_is_added(loop: Loop, turn: int) -> None:
+    if turn == 2:
+        loop.kept = torch.nn.Parameter(torch.ones(WIDTH))
+        loop.opt.add_param_group({"params": [loop.kept], "lr": 0.5})
+    beside = (loop.kept * loop.kept).sum() if turn >= 2 else 0
+    (loop.loss(turn) + beside).backward()
+    loop.end()
+    if turn >= 2:
+        loop.opt.param_groups[0]["seen"] = loop.kept.tolist()
+
+
+def a_step_that_a_user_calls(loop: Loop, turn: int) -> None:
+    loop.loss(turn).backward()
+    loop.opt.step()
+    loop.opt.zero_grad()
+
+
+def a_closure(loop: Loop, turn: int) -> None:
+    def closure() -> Any:
+        loop.opt.zero_grad()
+        loss = loop.loss(turn)
+        loss.backward()
+        return loss
+
+    loop.opt.step(closure)
+    loop.opt.zero_grad()
+
+
+def in_a_thread(loop: Loop, turn: int) -> None:
+    errors = []
+
+    def run() -> None:
+        try:
+            step(loop, turn)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not errors
+
+
+def without_recording(loop: Loop, turn: int) -> None:
+    loss = loop.loss(turn)
+    with torch.no_grad():
+        loss.backward()
+    loop.end()
+
+
+def an_evaluation_before(loop: Loop, turn: int) -> None:
+    with torch.inference_mode():
+        loop.loss(turn, 5)
+    step(loop, turn)
+
+
+def anomalies_detected(loop: Loop, turn: int) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        loop.loss(turn).backward()
+    loop.end()
+
+
+def a_compiled_model(loop: Loop, turn: int) -> None:
+    if turn == 0:
+        loop.net.compile(backend="eager")
+    step(loop, turn)
+
+
+def a_loss_that_is_not_a_number(loop: Loop, turn: int) -> None:
+    (loop.loss(turn) * (float("nan") if turn == 3 else 1)).backward()
+    loop.end()
+
+
+def another_optimizer_of_some(loop: Loop, turn: int) -> None:
+    if turn == 0:
+        loop.kept = torch.optim.SGD([*loop.net.parameters()][:2], lr=0.0)
+    step(loop, turn)
+    loop.kept.step()
+
+
 CASES: list[Turn] = [
     step,
     layers_left_out,
@@ -210,16 +364,37 @@ CASES: list[Turn] = [
     a_weight_in_the_gradient_of_another,
     closed_and_made_again,
     a_rate_of_a_scheduler,
+    accumulated_until_a_step,
+    a_graph_that_is_used_twice,
+    a_rate_that_a_scheduler_moves,
+    state_for_a_plain_optimizer,
+    hooks_that_clamp,
+    some_gradients_that_were_there,
+    a_module_with_another_parameter,
+    a_group_that_is_added,
+    a_step_that_a_user_calls,
+    a_closure,
+    in_a_thread,
+    without_recording,
+    an_evaluation_before,
+    anomalies_detected,
+    a_compiled_model,
+    a_loss_that_is_not_a_number,
+    another_optimizer_of_some,
 ]
 
+OTHER_SETUPS: dict[str, dict[str, Any]] = {
+    "nesterov": {"make": nesterov},
+    "small buckets": {"buckets": 300},
+}
 
-@pytest.mark.family(40)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-@pytest.mark.parametrize("turn", CASES, ids=lambda f: f.__name__)
-def test_a_backward_that_steps(turn: Turn, tied: bool) -> None:
-    loops = Loop(False, tied), Loop(True, tied)
-    try:
+
+def beside(turn: Turn, lanes: int, **setup: Any) -> None:
+    """Both loops, compared after each turn; an error is to come in both."""
+    with quiet(), contextlib.ExitStack() as after:
+        torch._dynamo.reset()
+        loops = [Loop(fused, lanes, **setup) for fused in (False, True)]
+        after.callback(lambda: loops[1].fused and loops[1].opt.close())
         for t in range(TURNS):
             raised = []
             for loop in loops:
@@ -231,5 +406,23 @@ def test_a_backward_that_steps(turn: Turn, tied: bool) -> None:
             assert raised[0] is raised[1], t
             for one, other in zip(*(x.held() for x in loops), strict=True):
                 assert (one is None and other is None) or same(one, other), t
-    finally:
-        loops[1].opt.close()
+            groups = [
+                [{k: v for k, v in group.items() if k != "params"} for group in groups]
+                for groups in (loop.opt.param_groups for loop in loops)
+            ]
+            assert groups[0] == groups[1], t
+
+
+@pytest.mark.family(160)
+@pytest.mark.parametrize("lanes", SIZES)
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize("turn", CASES, ids=lambda f: f.__name__)
+def test_a_backward_that_steps(turn: Turn, tied: bool, lanes: int) -> None:
+    beside(turn, lanes, tied=tied)
+
+
+@pytest.mark.family(8)
+@pytest.mark.parametrize("lanes", SIZES)
+@pytest.mark.parametrize("name", OTHER_SETUPS)
+def test_a_backward_that_steps_otherwise(name: str, lanes: int) -> None:
+    beside(layers_left_out, lanes, tied=False, **OTHER_SETUPS[name])

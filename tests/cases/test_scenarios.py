@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -48,11 +49,17 @@ def scenarios() -> Iterator[str]:
 
 SCENARIOS = sorted(scenarios())
 WAYS_IN = ("compile", "backend")
-#: Every scenario is run with few and with many, each way in; all sizes take turns.
+#: A scenario is first run with few and with many, each way in; all sizes take turns.
 CASES = [
     (name, lanes, WAYS_IN[(n // 4 + k) % 2])
     for n, name in enumerate(SCENARIOS)
     for k, lanes in enumerate((FEW[n % 2], MANY[n // 2 % 2]))
+]
+#: The other sizes, and these sizes the other way in.
+OTHERS = [
+    case
+    for case in itertools.product(SCENARIOS, (*FEW, *MANY), WAYS_IN)
+    if case not in CASES
 ]
 
 
@@ -112,6 +119,12 @@ def judge(name: str, lanes: int, way: Any) -> str:
 @pytest.mark.family(90)
 @pytest.mark.parametrize(("name", "lanes", "way"), CASES)
 def test_scenario(name: str, lanes: int, way: str) -> None:
+    assert "Dynamo gave no graph" not in judge(name, lanes, WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "lanes", "way"), OTHERS)
+def test_scenario_of_another_size_or_way(name: str, lanes: int, way: str) -> None:
     assert "Dynamo gave no graph" not in judge(name, lanes, WAYS[way])
 
 

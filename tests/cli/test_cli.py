@@ -110,13 +110,24 @@ def test_a_cache_is_listed_and_cleared(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["opt", "build", "Held.made"])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("file with a ümlaut.py", "opt"),
+        ("file with a ümlaut.py", "build"),
+        ("file with a ümlaut.py", "Held.made"),
+        # no shell and no import reads the name
+        ("a b;touch made.py", "opt"),
+        ("$(touch made).py", "opt"),
+        ("folder.with.dots.v1.py", "opt"),
+    ],
+)
 def test_an_optimizer_of_a_file_is_explained(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    file: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file with a ümlaut.py").write_text(OPTIMIZER, encoding="utf-8")
+    (tmp_path / file).write_text(OPTIMIZER, encoding="utf-8")
     (tmp_path / "beside.py").write_text("SHAPE = (3,)", encoding="utf-8")
-    target = f"{tmp_path}/file with a ümlaut.py:{name}"
+    target = f"{tmp_path}/{file}:{name}"
     done = subprocess.run(
         [sys.executable, "-m", "fuseopt", "explain", target],
         capture_output=True,
@@ -131,6 +142,7 @@ def test_an_optimizer_of_a_file_is_explained(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 launch a step, 5 lanes" in done.stdout
+    assert {x.name for x in tmp_path.glob("*.*")} == {file, "beside.py"}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,9 @@ def test_an_optimizer_of_a_file_is_explained(
     [
         ("file.py:nothing", "has no nothing"),
         ("file.py:text", "is no optimizer, but a str"),
+        ("file.py:__import__('os').system('exit')", "has no __import__"),
+        ("file.py:text.__class__", "is no optimizer"),
+        ("file.py:", ""),
         ("nowhere.py:opt", "there is no file"),
         ("file.py", "neither FILE.py"),
     ],

@@ -112,6 +112,22 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     assert os.fsencode(made).endswith(b"/st\xfcck/step0")
 
 
+def test_links_that_are_there_already(tmp_path: Path) -> None:
+    """What somebody else has put there is neither followed nor written to."""
+    precious, elsewhere = tmp_path / "precious", tmp_path / "elsewhere"
+    precious.write_text("precious")
+    elsewhere.mkdir()
+    (elsewhere / "report.txt").symlink_to(precious)
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "step0").symlink_to(elsewhere)
+    (folder / "step1").symlink_to(tmp_path / "nowhere")
+    assert new_folder(str(folder)) == folder / "step2"
+    assert [x.name for x in elsewhere.iterdir()] == ["report.txt"]
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_threads_that_make_folders_at_once_share_none(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: new_folder(str(tmp_path)), range(200)))

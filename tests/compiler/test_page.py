@@ -19,6 +19,7 @@ from fuseopt.cli.main import main
 from fuseopt.compiler.page import ADVICE
 from fuseopt.compiler.report import Report
 from fuseopt.scheduler.legality import RULES
+from tests.beside import load
 
 VOID = {"meta", "br"}
 
@@ -171,6 +172,33 @@ def test_what_runs_elsewhere_is_said_and_escaped() -> None:
     cell = report._repr_html_()
     assert "<script>" not in cell
     assert "not compiled" in read(cell).text
+
+
+def test_names_that_are_tags_are_escaped(tmp_path: Path) -> None:
+    """Of a class, of its file, of a group's key, in its source."""
+    path = tmp_path / "a<b onmouseover=alert(1)>.py"
+    path.write_text(
+        "import torch\n"
+        "class Named(torch.optim.Optimizer):\n"
+        "    @torch.no_grad()\n"
+        "    def step(self):\n"
+        "        for group in self.param_groups:\n"
+        "            for p in group['params']:\n"
+        "                p.sub_(torch.cumsum(p.grad, 0))  # </pre><script>alert(2)\n"
+    )
+    module = load(path)
+    cls = module.Named
+    cls.__name__ = cls.__qualname__ = "<script>alert(3)"
+    for kind in (cls, type("<script>alert(4)", (AdamW,), {})):
+        held = params()
+        opt = kind(held) if kind is not cls else kind(held, {})
+        opt.param_groups[0]["<script>key"] = "'\"><script>alert(5)"
+        report = fuseopt.explain(opt)
+        page = tmp_path / "page.html"
+        report.save_html(page)
+        for text in (page.read_text(), report._repr_html_()):
+            assert not re.findall("<script|<b onmouseover", text)
+            read(text)
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:

@@ -58,12 +58,14 @@ EVENTS: dict[str, Event] = {
 }
 
 
-def between(kind: str, name: str, event: str, way: str = "fuseopt.compile") -> None:
+def between(
+    kind: str, name: str, event: str, way: str = "fuseopt.compile", lanes: str = "6"
+) -> None:
     """Both runs clip and step; `way`: "tail" too. Bits of torch's own lines."""
     ends: list[Any] = []
     for how in ("", way):
         torch._dynamo.reset()
-        m = built(kind)
+        m = built(kind, int(lanes))
         optimizer = OPTIMIZERS[name](m.parameters())
         step: Any = None
         if how == "tail":

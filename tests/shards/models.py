@@ -11,14 +11,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 
-def model() -> nn.Sequential:
+def model(lanes: int = 6) -> nn.Sequential:
     """Rows even and uneven over two and four processes; the last ones have none of
-    some.
+    some. `lanes`: how many parameters there are, which is even.
     """
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 1)
-    )
+    widths = (4, 8, 7, 1) * lanes
+    layers: list[nn.Module] = []
+    for k in range(lanes // 2):
+        layers += [nn.Linear(widths[k], widths[k + 1]), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
 
 
 def fully_shard(**policies: Any) -> Callable[[nn.Module], nn.Module]:

@@ -105,6 +105,21 @@ def test_what_users_do_between_steps(tmp_path: Path, kind: str, name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lanes", [4, 18, 34])
+@pytest.mark.parametrize("way", ["fuseopt.compile", "torch.compile", "tail"])
+def test_what_users_do_between_steps_of_other_numbers(
+    tmp_path: Path, way: str, lanes: int
+) -> None:
+    """Of parameters: fewer, and so many that a few lead."""
+    events = ["nothing", "no_gradients_of_two"]
+    events += ["a_group_is_added", "reloaded", "one_raises"] if way != "tail" else []
+    cases = [f"between/FSDP2/AdamW/{event}/{way}/{lanes}" for event in events]
+    cases += [f"between/FSDP2/LAMB/nothing/{way}/{lanes}"]
+    cases += [f"between/FSDP2, mixed precision/Lion/nothing/{way}/{lanes}"]
+    together(cases, tmp_path)
+
+
+@pytest.mark.slow
 def test_steps_of_whole_tensors(tmp_path: Path) -> None:
     """Norms of parameters, in each process, and in all but one, which is eager."""
     together(["/FSDP2/LAMB", "eager elsewhere/FSDP2/LAMB"], tmp_path)

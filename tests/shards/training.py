@@ -58,9 +58,9 @@ def backward(m: nn.Module, k: int) -> None:
     m(x).square().sum().backward()
 
 
-def built(kind: str) -> nn.Module:
+def built(kind: str, lanes: int = 6) -> nn.Module:
     """A model as its users have it."""
-    m = MODELS[kind](model())
+    m = MODELS[kind](model(lanes))
     spread = any(type(p).__name__ == "DTensor" for p in m.parameters())
     assert spread == (kind not in PLAIN)
     return m
