@@ -66,7 +66,7 @@ def main(folder: Path, arguments: Sequence[str] = ()) -> int:
 
 
 class Outcome(NamedTuple):
-    """How the kernels of a graph compare with the reference.
+    """Comparison of the kernels of a graph with the reference.
 
     `exact`: the bits are equal. `worst`: the largest difference, relative to the
     largest number of its tensor. `sums`: a kernel adds up, in another order than the
