@@ -26,7 +26,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events fuzz-stores replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -63,12 +63,11 @@ test-all: $(VENV)/stamp-test
 # Programs, optimizers, then what users do. The same ones again: make fuzz
 # PROGRAM_FLAGS="--hypothesis-seed=<as it printed>" FUZZ_FLAGS="--first <as it printed>".
 # Of the latter, those that an earlier run got done are not run again.
-fuzz: fuzz-programs fuzz-optimizers fuzz-events
+fuzz: fuzz-programs fuzz-optimizers fuzz-events fuzz-stores
 
 fuzz-programs: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py \
-		tests/numerics/test_fuzz_bodies.py \
-		tests/numerics/test_fuzz_stores.py -m "not slow" \
+		tests/numerics/test_fuzz_bodies.py -m "not slow" \
 		--hypothesis-profile=fuzz --hypothesis-show-statistics -n auto \
 		--timeout 3600 $(PROGRAM_FLAGS)
 
@@ -80,6 +79,11 @@ fuzz-optimizers: $(VENV)/stamp-test
 EVENT_FLAGS ?= --count 400
 fuzz-events: $(VENV)/stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz events $(EVENT_FLAGS)
+
+# Steps that move numbers about. What is left: make fuzz-stores STORE_FLAGS="--first ...".
+STORE_FLAGS ?= --count 1000
+fuzz-stores: $(VENV)/stamp-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz stores $(STORE_FLAGS)
 
 # A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test

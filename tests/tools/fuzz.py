@@ -1,11 +1,11 @@
-"""Random optimizers, or random sequences of events, against eager, for `make fuzz`.
+"""Random optimizers, sequences of events or stores against eager, for `make fuzz`.
 
-A process judges one seed after another: tests/numerics/test_fuzz_optimizers.py or
-tests/numerics/fuzz_events.py. It may crash or hang; the seeds of other processes go on.
-The result of a seed is written at once, as one line of JSON, to the file of the first
-seed. So a run that was stopped, or that ended after `--seconds`, continues where it
-was, and repeats only the seeds that failed. The last line printed sums up all results
-of the file. The exit status is 1 if a seed differs, crashes, hangs or is missing.
+A process judges one seed after another: tests/numerics/test_fuzz_optimizers.py,
+fuzz_events.py or test_fuzz_stores.py. It may crash or hang; the seeds of other
+processes go on. The result of a seed is written at once, as one line of JSON, to the
+file of the first seed. So a run that was stopped, or that ended after `--seconds`,
+continues where it was, and repeats only the seeds that failed. The last line printed
+sums up all results of the file. The exit status is 1 if a seed differs, crashes, hangs or is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEEDS_OF_A_PROCESS = 300
 #: What became of a seed that is no failure begins with one of these.
 FINE = ("led", "whole", "eager", "refused", "raised", "of dynamo", "alike")
 #: What may be fuzzed.
-KINDS = ("optimizers", "events")
+KINDS = ("optimizers", "events", "stores")
 #: Reasons that are told apart in the summary.
 REASONS = 8
 
@@ -47,6 +47,10 @@ def judge_of(kind: str, folder: Path) -> Callable[[int], dict[str, Any]]:
         from tests.numerics import fuzz_events
 
         return fuzz_events.judge_seed
+    if kind == "stores":
+        from tests.numerics import test_fuzz_stores
+
+        return lambda seed: test_fuzz_stores.judge_seed(seed, folder)
     from tests.numerics.test_fuzz_optimizers import judge_seed
 
     return lambda seed: {"ways": judge_seed(seed, folder)}
