@@ -5,7 +5,8 @@ fuzz_events.py or test_fuzz_stores.py. It may crash or hang; the seeds of other
 processes go on. The result of a seed is written at once, as one line of JSON, to the
 file of the first seed. So a run that was stopped, or that ended after `--seconds`,
 continues where it was, and repeats only the seeds that failed. The last line printed
-sums up all results of the file. The exit status is 1 if a seed differs, crashes, hangs or is missing.
+sums up all results of the file. The exit status is 1 if a seed differs, crashes, hangs
+or is missing.
 """
 
 from __future__ import annotations
