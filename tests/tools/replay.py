@@ -11,6 +11,7 @@ replay` records the last commit, unless that was done before, and the working tr
 compares them.
 
 Addresses are not recorded: tables hold positions in a pool, and the pool is left out.
+Nor are the files and lines of calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,8 @@ FOLDER = ROOT / ".replay"
 SELECTION = ["tests", "-m", "not slow and not gpu", "--hypothesis-seed=0"]
 #: Lines of a difference that are printed.
 SHOWN = 40
+#: The file and the line of a call, which a moved or renamed file changes.
+PLACE = re.compile(r"# \S+:\d+: ")
 #: Lanes of a list that are written out: enough to see that lanes are told apart.
 LANES = 64
 
@@ -101,7 +105,8 @@ def watch(recorder: Recorder) -> Iterator[Callable[[], None]]:
         return lambda: setattr(owner, name, inner)
 
     def scheduled(schedule: Any, graph: Any, *_: Any) -> None:
-        recorder.note("graph", printer.show_graph(graph, LANES))
+        text = printer.show_graph(graph, LANES)
+        recorder.note("graph", PLACE.sub("# ", text))
         recorder.note("schedule", printer.show_schedule(graph, schedule, LANES))
 
     def rendered(source: Any, target: Any, kernel: Any) -> None:
