@@ -136,10 +136,19 @@ def has_step_hooks(of: Optimizer) -> bool:
     )
 
 
+def has_state_hooks(of: Optimizer) -> bool:
+    """Can hooks of an optimizer's state dicts be registered?
+
+    A class that wraps an optimizer may not call `Optimizer.__init__`.
+    """
+    return hasattr(of, "_optimizer_load_state_dict_pre_hooks")
+
+
 __all__ = [
     "at_end_of_backward",
     "backward_under_way",
     "has_one_owner",
+    "has_state_hooks",
     "has_step_hooks",
     "is_nested",
     "why_no_backward_is_known",

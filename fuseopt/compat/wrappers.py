@@ -128,16 +128,19 @@ def without_modes() -> bool:
 
 def unhooked(step_of: Optimizer) -> bool:
     """Is there nothing around a step but marks for profilers: no hooks, modes or
-    tracers?
+    tracers? False for a wrapper of an optimizer that lacks torch's hooks.
 
     Relies on the same functions as `without_modes`.
     """
     if not (HOOKS.there or HOOKS.available()):
         return False
     home = _hooks_of_all()
+    try:
+        hooks = step_of._optimizer_step_pre_hooks or step_of._optimizer_step_post_hooks
+    except AttributeError:  # its class does not call Optimizer.__init__
+        return False
     return not (
-        step_of._optimizer_step_pre_hooks
-        or step_of._optimizer_step_post_hooks
+        hooks
         or home._global_optimizer_pre_hooks
         or home._global_optimizer_post_hooks
         or not without_modes()

@@ -67,6 +67,13 @@ def compile_stored(
             f"fuseopt.compile takes a torch.optim.Optimizer, not {kind.__name__!r}; "
             'for a step of any other kind: torch.compile(step, backend="fuseopt")'
         )
+    has_hooks = compat.has_state_hooks(optimizer)
+    if rule is not None and not has_hooks:
+        raise UnsupportedInput(
+            f"the state of {type(optimizer).__name__} cannot be packed: its __init__ "
+            "does not call torch.optim.Optimizer.__init__, so its state dicts have no "
+            "hooks. Compile it without storage"
+        )
     current: Any = optimizer.step
     isolated = getattr(current, COMPILED, None)
     if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
@@ -86,7 +93,8 @@ def compile_stored(
             "not a Python function, so Dynamo cannot trace it"
         )
     session.compiled[id(optimizer)] = optimizer
-    optimizer.register_load_state_dict_pre_hook(_loaded)
+    if has_hooks:
+        optimizer.register_load_state_dict_pre_hook(_loaded)
     function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer

@@ -62,7 +62,10 @@ def record(folder: Path, names: Iterable[str]) -> None:
         into = folder_of(target, folder)
         shutil.rmtree(into, ignore_errors=True)
         module, _, name = target.partition(":")
-        found = work(module, name, "float32")
+        try:
+            found = work(module, name, "float32")
+        except Exception as error:
+            found = {"outcome": "raises", "reason": f"{type(error).__name__}: {error}"}
         if found["outcome"] == "equal":
             (into / "done").touch()
         else:
