@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -240,13 +241,20 @@ def _library_functions(symbols: tuple[str, ...]) -> Any:
     return functions
 
 
+#: Names of the processors whose vector functions kernels call.
+X86 = ("x86_64", "AMD64", "i686")
+
+
 @probed(
     "vector-library",
     "kernels of the CPU call the vector functions that eager calls",
     "steps that take logarithms or exponentials of tensors run in eager on a CPU",
     bits=True,
+    expected=platform.machine() not in X86,
 )
 def VECTORS() -> None:
+    if platform.machine() not in X86:
+        raise Missing(f"fuseopt calls no vector functions on {platform.machine()} yet")
     torch_library_exports("vmsSqrt", "vmdSqrt")
 
 
@@ -271,6 +279,9 @@ def vector_library(symbols: tuple[str, ...] = ()) -> LibraryStruct:
     code calls the functions of the C library, and correctly rounded roots.
     """
     roots = _library_functions(("vmsSqrt", "vmdSqrt"))
-    vector = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+    registers = torch.backends.cpu.get_cpu_capability()
+    vector = 64 if registers == "AVX512" else 32
+    if registers == "DEFAULT" and platform.machine() not in X86:
+        vector = 16  # NEON's
     functions = ctypes.addressof(_library_functions(symbols))
     return LibraryStruct(roots[0], roots[1], 0, functions, vector)
