@@ -1,4 +1,4 @@
-"""Vector functions have eager's bits on x86 alone; elsewhere their steps run in eager."""
+"""Vector functions have eager's bits on x86 alone; elsewhere steps run in eager."""
 
 from __future__ import annotations
 
