@@ -165,6 +165,7 @@ def FAILURES(patcher: Patcher) -> None:
     home = find("torch._dynamo.convert_frame")
     known = find("torch._dynamo.exc:TorchDynamoException")
     raised: Any = find("torch._dynamo.exc:TorchRuntimeError", ())
+    internal: Any = find("torch._dynamo.exc:InternalTorchDynamoError", ())
     backend = patcher.backend
 
     def traced(original: Hook, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +174,8 @@ def FAILURES(patcher: Patcher) -> None:
         try:
             return within_copy(original, *args, **kwargs)
         except Exception as error:
-            if not (_is_dynamos_own(error, known) or isinstance(error, raised)):
+            own = isinstance(error, internal) or _is_dynamos_own(error, known)
+            if not (own or isinstance(error, raised)):
                 raise
             _report_failure(error, backend)
             raise AssertionError("Dynamo continued a graph after its end") from error
@@ -183,8 +185,13 @@ def FAILURES(patcher: Patcher) -> None:
 
 
 def _is_dynamos_own(error: Exception, known: Any) -> bool:
-    """Is an error a failure of Dynamo itself, and not an error about the step?"""
+    """Is an error a failure of Dynamo itself, and not an error about the step?
+
+    Of the errors that torch defines, these are what Dynamo has not implemented.
+    """
     home = type(error).__module__.partition(".")[0]
+    if home == "torch" and isinstance(error, NotImplementedError):
+        return not isinstance(error, known)
     foreign = home in ("torch", "fuseopt") or isinstance(error, (Warning, MemoryError))
     return not foreign and not isinstance(error, known)
 

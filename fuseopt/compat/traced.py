@@ -36,12 +36,30 @@ def STANCE() -> None:
 def stance() -> str:
     """Return the stance last set with `torch.compiler.set_stance`.
 
-    "other" for a stance with a backend, or if torch does not report it.
+    "other" for a stance with a backend, within a dispatch mode of the user's, or if
+    torch does not report it.
     """
-    if not (STANCE.there or STANCE.available()):
+    if not (STANCE.there or STANCE.available()) or in_dispatch_mode():
         return "other"
     stance = _eval_frame()._stance
     return str(stance.stance) if stance.backend is None else "other"
+
+
+def in_dispatch_mode() -> bool:
+    """Does a dispatch mode of the user's get each ATen call?
+
+    A kernel makes none. Dynamo traces no function within such a mode, and never tries
+    that function again. Modes for compilers do not count (`ignore_compile_internals`).
+    False if torch does not report them.
+    """
+    is_on = _dispatch_mode_is_on()
+    return is_on is not None and is_on()
+
+
+@functools.cache
+def _dispatch_mode_is_on() -> Callable[[], bool] | None:
+    name = "torch.utils._python_dispatch:any_torch_dispatch_mode_on_stack"
+    return find(name, None)  # type: ignore[no-any-return]
 
 
 @functools.cache

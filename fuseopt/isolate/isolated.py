@@ -245,6 +245,8 @@ class OptimizerCompiler:
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
+        if compat.in_dispatch_mode():
+            return self._left(optimizer, args, kwargs, "")
         traces = compat.stance() in TRACES
         if not alone and traces:
             if (first := self.arguments.first(args, kwargs)) is not None:
@@ -332,9 +334,8 @@ class OptimizerCompiler:
         if len(args) > 1 or kwargs:
             args = tuple(self._outside(i, a) for i, a in enumerate(args))
             kwargs = {k: self._outside(k, a) for k, a in kwargs.items()}
-        places = tuple(self.current)
-        done, n_states = False, len(optimizer.state)
-        n_reports = len(session.reports)
+        places, done = tuple(self.current), False
+        n_states, n_reports = len(optimizer.state), len(session.reports)
         session.cut.discard(optimizer)
         try:
             compiled = self.compiled.get(places)
@@ -403,13 +404,12 @@ class OptimizerCompiler:
     def _compile(
         self, backend: Callable[..., Any], function: Any, **more: Any
     ) -> Callable[..., Any]:
-        keywords: dict[str, Any] = {}
+        keywords: dict[str, Any] = {"options": self.options or None, **more}
         inherits = "__class__" in self.function.__code__.co_freevars
         if inherits and "isolate_recompiles" in _PARAMETERS:
             # all optimizers share the function that `super().step()` calls. Not used
             # elsewhere: threads that step at the same time defeat it
             keywords["isolate_recompiles"] = True
-        keywords.update({"options": self.options or None, **more})
         keywords["dynamic"] = self.wanted.dynamic
         itself = weakref.ref(self)
 

@@ -178,6 +178,15 @@ class StateNamedTuple(Scenario):
             self.state[ps[3]]["k"] = NT(0.25, 7)
 
 
+class StateRange(Scenario):
+    """Dynamo does not implement a slice of a range whose bounds move."""
+
+    def lane(self, p, group):
+        state = self.state[p]
+        state["r"] = state.get("r", range(1, 9))[1:]
+        p.add_(p.grad, alpha=-group["lr"] * state["r"][0])
+
+
 class StateIsTuple(Scenario):
     def lane(self, p, group):
         if p not in self.state:

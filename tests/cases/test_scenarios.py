@@ -30,8 +30,8 @@ from tests.frozen import Freezer, unlike
 HOME = Path(__file__).parent
 MODULES = (
     *("aliased", "around", "counted", "counters", "dropped", "grouped", "left"),
-    *("moved", "orders", "proofs", "replaced", "shared", "spent", "stated", "walks"),
-    *("typed", "weak", "written"),
+    *("made", "moved", "orders", "proofs", "replaced", "shared", "spent", "stated"),
+    *("walks", "typed", "weak", "written"),
 )
 #: Few parameters and many: below 16 all are traced, from there on a few lead.
 FEW, MANY = (4, 6), (18, 34)
@@ -152,6 +152,11 @@ def bent(opt: Optimizer, turn: int) -> Any:
         ("left.KeptGenerator", 4),
         ("left.Finalizer", 4),
         ("left.ArrayOfState", 4),
+        ("made.DrawBySize", 4),
+        ("made.DrawByRate", 18),
+        ("made.FullBySize", 4),
+        ("made.LineTwice", 4),
+        ("stated.StateRange", 4),
     ],
 )
 def test_what_was_wrong_once(name: str, lanes: int, way: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import Optimizer
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseopt
 from tests.papers import ELEMENTWISE
@@ -108,3 +110,50 @@ def test_a_branch_is_compiled_under_a_mode(lanes: int) -> None:
     """A mode makes arguments of its own within each way; it changes nothing else."""
     check("RAdam", lanes, lambda seed: default_device(), 8, STRICT)
     assert fuseopt.reports()[-1].launches == 1
+
+
+class Halving(TorchDispatchMode):
+    """A user's mode that halves the result of each ATen call that writes."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__.endswith("_"):
+            for t in args[0] if isinstance(args[0], list) else args[:1]:
+                t.copy_(t / 2)
+        return out
+
+
+#: Ways to compile a step.
+WAYS: dict[str, Callable[[Optimizer], Callable[[], Any]]] = {
+    "compile": lambda opt: fuseopt.compile(opt, eager_if_faster=False).step,
+    "backend": lambda opt: torch.compile(opt.step, backend="fuseopt"),
+}
+
+
+@pytest.mark.family(4)
+@pytest.mark.parametrize("within", [(0, 1, 4), (2, 3)], ids=["first", "later"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lanes", [4, 18])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", *list(PAPERS)[:1]])
+def test_a_dispatch_mode_gets_the_calls_of_its_step(
+    name: str, lanes: int, way: str, within: tuple[int, ...]
+) -> None:
+    """The mode changes what calls write. Other steps are compiled, whichever is first.
+
+    Dynamo's choice at a first step within a mode would hold for good.
+    """
+    mine, theirs, compiled, eager = pair(name, lanes)
+    step = WAYS[way](compiled)
+    known = len(fuseopt.reports())
+    for seed in range(6):
+        set_grads(mine, theirs, seed)
+        with Halving() if seed in within else contextlib.nullcontext():
+            step()
+        with Halving() if seed in within else contextlib.nullcontext():
+            eager.step()
+        assert differences(mine, compiled, theirs, eager) == []
+    reports = fuseopt.reports()[known:]
+    assert reports
+    assert not any(report.fallback for report in reports)

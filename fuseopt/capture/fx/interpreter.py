@@ -37,11 +37,14 @@ from .inputs import (
     short_names,
     static_tensors,
 )
+from .made import makes_tensors, moving_size
 from .patterns import SCALED, restore
 from .reassigned_memory import Places, gives_memory, refuse_resizing
 from .reroll import Templates
 from .segments import NoTemplate, describe, segments, tokens
 
+#: Functions that make a tensor of a number.
+MAKERS = (*MAKE_TENSOR, torch.full, torch.scalar_tensor)
 #: Packages whose functions affect only their arguments.
 PURE = frozenset({"torch", "_operator", "operator", "math", "builtins", "numpy"})
 #: The attribute that marks fuseopt's own functions that may be nodes of a graph. They
@@ -253,8 +256,13 @@ class Interpreter:
         has_numbers = self.scalars.exprs or self.computes
         flat = flatten((args, tuple(kwargs.values()))) if has_numbers else []
         has_sym = any(isinstance(x, (Sym, Computed)) for x in flat)
+        if has_sym and moving_size(node):
+            raise CaptureError(
+                f"a size in the result of {node.target} is a number that changes "
+                f"between calls\n{self.recorder.line}"
+            )
         if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
-            if node.target not in (*MAKE_TENSOR, torch.full, torch.scalar_tensor):
+            if node.target not in MAKERS and not makes_tensors(node):
                 if any(isinstance(x, Computed) for x in flat):
                     return self._compute(node, flat)
                 function = _function(node)

@@ -1,0 +1,35 @@
+"""Tensors that a node of Dynamo's graph makes, by the example that Dynamo keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+
+def makes_tensors(node: Node) -> bool:
+    """Is a tensor among the results of a node? False if Dynamo kept no example."""
+    return any(True for _ in _tensors(node.meta.get("example_value")))
+
+
+def moving_size(node: Node) -> bool:
+    """Does a size or a place in memory of a node's result depend on a number?
+
+    Dynamo writes such a size as a symbol.
+    """
+    for t in _tensors(node.meta.get("example_value")):
+        places = (*t.shape, *t.stride(), t.storage_offset())
+        if any(isinstance(x, torch.SymInt) for x in places):
+            return True
+    return False
+
+
+def _tensors(x: Any) -> Iterator[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        if x.layout is torch.strided:
+            yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _tensors(y)
