@@ -132,10 +132,10 @@ from .tensors import (
 )
 from .trace_memory import TraceFakes, WeakMemory, forget, tidy
 from .traced import (
+    IN_MODE,
     STANCE,
     DirectDynamoCall,
     dynamo_errors,
-    in_dispatch_mode,
     is_limit,
     must_fail,
     reason_of,
@@ -172,6 +172,7 @@ __all__ = [
     "HIGHER_ORDER",
     "HOOKS",
     "INDUCTOR",
+    "IN_MODE",
     "MAKE_TENSOR",
     "NO_FUNCTION",
     "OVERLOAD",
@@ -236,7 +237,6 @@ __all__ = [
     "held_to_plain_code",
     "hint_of",
     "in_c",
-    "in_dispatch_mode",
     "in_place",
     "inductor",
     "initialize",

@@ -33,19 +33,25 @@ def STANCE() -> None:
             raise Missing("torch.compiler.set_stance is kept elsewhere")
 
 
+#: What `stance` returns within a dispatch mode.
+IN_MODE = "in a dispatch mode"
+
+
 def stance() -> str:
     """Return the stance last set with `torch.compiler.set_stance`.
 
-    "other" for a stance with a backend, within a dispatch mode of the user's, or if
-    torch does not report it.
+    "other" for a stance with a backend, or if torch does not report it; IN_MODE within
+    a dispatch mode of the user's.
     """
-    if not (STANCE.there or STANCE.available()) or in_dispatch_mode():
+    if not (STANCE.there or STANCE.available()):
         return "other"
+    if torch._C._len_torch_dispatch_stack() and _in_dispatch_mode():
+        return IN_MODE
     stance = _eval_frame()._stance
     return str(stance.stance) if stance.backend is None else "other"
 
 
-def in_dispatch_mode() -> bool:
+def _in_dispatch_mode() -> bool:
     """Does a dispatch mode of the user's get each ATen call?
 
     A kernel makes none. Dynamo traces no function within such a mode, and never tries

@@ -245,9 +245,9 @@ class OptimizerCompiler:
         alone = len(args) == 1 and not kwargs
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
-        if compat.in_dispatch_mode():
+        traces = (stance := compat.stance()) in TRACES
+        if stance is compat.IN_MODE:
             return self._left(optimizer, args, kwargs, "")
-        traces = compat.stance() in TRACES
         if not alone and traces:
             if (first := self.arguments.first(args, kwargs)) is not None:
                 with torch.enable_grad():
