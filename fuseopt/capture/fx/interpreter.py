@@ -37,7 +37,7 @@ from .inputs import (
     short_names,
     static_tensors,
 )
-from .made import makes_tensors, moving_size
+from .made import has_size_of_example, makes_tensors, moving_size
 from .patterns import SCALED, restore
 from .reassigned_memory import Places, gives_memory, refuse_resizing
 from .reroll import Templates
@@ -261,7 +261,8 @@ class Interpreter:
                 f"a size in the result of {node.target} is a number that changes "
                 f"between calls\n{self.recorder.line}"
             )
-        if has_sym and not any(isinstance(x, torch.Tensor) for x in flat):
+        of_numbers = has_sym and not any(isinstance(x, torch.Tensor) for x in flat)
+        if of_numbers:
             if node.target not in MAKERS and not makes_tensors(node):
                 if any(isinstance(x, Computed) for x in flat):
                     return self._compute(node, flat)
@@ -289,6 +290,8 @@ class Interpreter:
             return self._call(method(str(node.target)), args, kwargs)
         beyond = self.recorder.beyond
         result = self._call(node.target, args, kwargs)
+        if of_numbers and not has_size_of_example(node, result):
+            raise CaptureError(f"{node.target} takes its size from numbers that change")
         if hasattr(node.target, OWN):
             # `beyond` covers only calls that Dynamo traced
             self.recorder.beyond = beyond

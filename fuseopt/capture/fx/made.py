@@ -26,6 +26,16 @@ def moving_size(node: Node) -> bool:
     return False
 
 
+def has_size_of_example(node: Node, result: Any) -> bool:
+    """Has a result of numbers alone the sizes that Dynamo found?
+
+    Numbers may cancel out in a size, or Dynamo may have fixed one. A stand-in gives
+    another size then.
+    """
+    examples = [t.shape for t in _tensors(node.meta.get("example_value"))]
+    return not examples or examples == [t.shape for t in _tensors(result)]
+
+
 def _tensors(x: Any) -> Iterator[torch.Tensor]:
     if isinstance(x, torch.Tensor):
         if x.layout is torch.strided:
