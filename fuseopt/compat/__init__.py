@@ -29,7 +29,7 @@ from .capability import (
     unchecked,
 )
 from .contexts import scalar_outputs
-from .counters import stay_symbolic, take_for_symbols
+from .counters import free_symbols, stay_symbolic, take_for_symbols
 from .debug import debug_folder, trace_artifact
 from .dicts import dict_version
 from .disabled import disabled, initialize, never_compiled
@@ -225,6 +225,7 @@ __all__ = [
     "first_difference",
     "forget",
     "founds_of",
+    "free_symbols",
     "gives_to",
     "gradient_functions",
     "gradient_getter",

@@ -52,3 +52,11 @@ def stay_symbolic(gm: torch.fx.GraphModule, values: frozenset[int]) -> bool:
         if hint in values and (expr in guarded or expr in replaced):
             return False
     return True
+
+
+def free_symbols(size: torch.SymInt) -> frozenset[Any]:
+    """Return the symbols in a size; the size itself if torch does not report them."""
+    try:
+        return frozenset(size.node.expr.free_symbols)
+    except AttributeError:
+        return frozenset({id(size)})

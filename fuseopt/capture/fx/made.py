@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
+
+from ... import compat
 
 
 def makes_tensors(node: Node) -> bool:
@@ -17,13 +19,28 @@ def makes_tensors(node: Node) -> bool:
 def moving_size(node: Node) -> bool:
     """Does a size or a place in memory of a node's result depend on a number?
 
-    Dynamo writes such a size as a symbol.
+    Dynamo writes such a size as a symbol. It also writes a size of the step's tensors
+    as one, if that differs between calls.
     """
-    for t in _tensors(node.meta.get("example_value")):
-        places = (*t.shape, *t.stride(), t.storage_offset())
-        if any(isinstance(x, torch.SymInt) for x in places):
-            return True
-    return False
+    found = _symbols(_tensors(node.meta.get("example_value")))
+    return bool(found and found - _sizes_of_inputs(node.graph))
+
+
+def _sizes_of_inputs(graph: Graph) -> set[Any]:
+    """Return the symbols in the sizes of a graph's tensors."""
+    inputs = (n for n in graph.nodes if n.op in ("placeholder", "get_attr"))
+    examples = [n.meta.get("example_value") for n in inputs]
+    return _symbols(_tensors(examples))
+
+
+def _symbols(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """Return the symbols in the sizes and places of tensors."""
+    found: set[Any] = set()
+    for t in tensors:
+        for x in (*t.shape, *t.stride(), t.storage_offset()):
+            if isinstance(x, torch.SymInt):
+                found |= compat.free_symbols(x)
+    return found
 
 
 def has_size_of_example(node: Node, result: Any) -> bool:
