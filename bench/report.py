@@ -70,8 +70,7 @@ def short(found: Sequence[Reading]) -> str:
     lines = [header, ["---", *["---:"] * 4], *(row for row in every if row)]
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
     text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
-    text += "No kernel: torch has no fused one. "
-    text += "The figures of a row were measured alternately, in one process. "
+    text += "A row's figures were measured alternately, in one process. "
     text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
     text += _host(reading)
     where = f"{tables.conditions(reading)} [Benchmarks](docs/benchmarks.md) has all "
@@ -165,14 +164,14 @@ def _host(reading: Reading) -> str:
     text = ""
     for moved, subject in (
         ("", "A call with 300 small parameters takes the host"),
-        (MOVED, "If all gradients have new addresses, it takes"),
+        (MOVED, "With new addresses of all gradients it takes"),
     ):
         own, floor = (cost.get(name + moved) for name in ("backend", "no-op"))
         if own is None or floor is None:
             continue
         less = round(floor - own)
         compared = f"{abs(less)} µs {'less' if less >= 0 else 'more'}"
-        than = "" if moved else " than with a backend that does nothing"
+        than = "" if moved else " than a no-op backend"
         text += f"{subject} {own:,.0f} µs, {compared}{than}. "
     return text
 

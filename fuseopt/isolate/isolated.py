@@ -246,8 +246,6 @@ class OptimizerCompiler:
         if not alone and self.shards.wants(optimizer, anew=True):
             return self._eager(args, kwargs, "its step is given arguments")
         traces = (stance := compat.stance()) in TRACES
-        if stance is compat.IN_MODE:
-            return self._left(optimizer, args, kwargs, "")
         if not alone and traces:
             if (first := self.arguments.first(args, kwargs)) is not None:
                 with torch.enable_grad():
@@ -280,6 +278,8 @@ class OptimizerCompiler:
                     done, result = whole.step(optimizer, self._whole, self._all)
                     if done:
                         return result
+        if stance is compat.IN_MODE:
+            return self._left(optimizer, args, kwargs, "")
         return self._traced_directly(optimizer, args, kwargs)
 
     def _left(

@@ -153,8 +153,8 @@ def test_no_kernel_is_built_for_the_processor_that_is_here() -> None:
 def test_doctor_counts_them(kernels: Path) -> None:
     found = checks.compiler()
     assert found.state == "warn"
-    assert "1 kernels of common steps" in found.told
-    assert prebuilt.levels()[0] in found.told
+    assert "1 kernels of common steps" in found.text
+    assert prebuilt.levels()[0] in found.text
 
 
 def test_without_any_it_fails_as_ever(

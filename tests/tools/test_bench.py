@@ -496,9 +496,9 @@ def test_host_cost_is_above_a_backend_that_does_nothing(reading):
     moved = cells(made, "300, gradients elsewhere")[1:]
     assert moved == ["10", "6", "4", "7", "2", "5"]
     made = " ".join(report.short([reading]).split())
-    than = "than with a backend that does nothing."
+    than = "than a no-op backend."
     assert f"parameters takes the host 4 µs, 3 µs more {than}" in made
-    assert "new addresses, it takes 7 µs, 5 µs more." in made
+    assert "new addresses of all gradients it takes 7 µs, 5 µs more." in made
 
 
 def test_host_cost_of_a_tail_stands_beside_the_steps(reading):
