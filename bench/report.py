@@ -69,7 +69,7 @@ def short(found: Sequence[Reading]) -> str:
     header = ["median time", "eager", "torch `fused=True`", "Inductor", "fuseopt"]
     lines = [header, ["---", *["---:"] * 4], *(row for row in every if row)]
     made = "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-    text = "Eager is the foreach form where an optimizer has one, else its for-loop. "
+    text = "Eager is the foreach form where there is one, else the for-loop. "
     text += "A row's figures were measured alternately, in one process. "
     text += "".join(_mean(reading, x) for x in ("AdamW", "SGD"))
     text += _host(reading)
@@ -164,7 +164,7 @@ def _host(reading: Reading) -> str:
     text = ""
     for moved, subject in (
         ("", "A call with 300 small parameters takes the host"),
-        (MOVED, "With new addresses of all gradients it takes"),
+        (MOVED, "With new gradient addresses it takes"),
     ):
         own, floor = (cost.get(name + moved) for name in ("backend", "no-op"))
         if own is None or floor is None:
