@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.counts import Counts
@@ -137,8 +138,11 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     It resets the backends it was given, so not one that a test has wrapped. An error of
     fuseopt's own, after which eager ran, fails a test that is not marked `mishaps`. A
     test whose use of a capability has switched it off fails, and no later one lacks it.
+    So does a test that leaves the grad mode off, and later ones have it on.
     """
     yield
+    grad_enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
@@ -150,6 +154,7 @@ def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
         expected = request.node.get_closest_marker("mishaps") is not None
         assert not _switched_off()
         assert expected or not mishaps
+    assert grad_enabled, "the test leaves the grad mode off"
 
 
 def _switched_off() -> dict[str, str]:

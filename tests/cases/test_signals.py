@@ -148,6 +148,7 @@ def test_what_a_handler_raises_in_a_trace_arrives(
             try:
                 twin.step()
             except TimeIsUp:
+                torch.set_grad_enabled(True)  # torch's `_use_grad` may leave it off
                 raised = True
         return at, raised, before, twin.held()
 

@@ -45,7 +45,10 @@ def handler() -> Iterator[None]:
 
 
 def interrupted(call: Callable[[], Any], seconds: float) -> bool:
-    """Does a timer of that many seconds end the call?"""
+    """Does a timer of that many seconds end the call?
+
+    Where it does, the grad mode may be left off, in eager too (torch's `no_grad`).
+    """
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -53,6 +56,7 @@ def interrupted(call: Callable[[], Any], seconds: float) -> bool:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except Hit:
+        torch.set_grad_enabled(True)
         return True
     return False
 
