@@ -25,6 +25,12 @@ from .hooks import add_lambda, found_at, guard_again, guard_here, name_of
 from .names import find
 from .tracing import tracing
 
+
+def in_range(item: Any, *bounds: int) -> bool:
+    """Does a range hold a number?"""
+    return item in range(*bounds)
+
+
 #: Modules whose functions are deterministic.
 HOMES = ("_operator", "operator", "math", "builtins")
 #: Dynamo's replacements of Python's own functions.
@@ -34,6 +40,7 @@ WRITTEN: dict[Any, Callable[..., Any]] = {
     torch.sym_int: int,
     torch.sym_max: torch.sym_max,
     torch.sym_min: torch.sym_min,
+    in_range: in_range,
     **{
         function: getattr(math, name)
         for name in (
@@ -280,13 +287,17 @@ def truth(tx: Any, value: Any) -> bool | None:
         return None
 
 
-def is_among(tx: Any, item: Any, items: Any) -> Any:
-    """Return a guarded constant, whether a list holds a number; None if uncertain."""
+def is_among(tx: Any, item: Any, items: Any, is_range: bool = False) -> Any:
+    """Return a guarded constant, whether a list holds a number; None if uncertain.
+
+    With `is_range`, `items` are the bounds of a range.
+    """
     try:
         listed = [x.as_proxy() for x in items]
-        proxy = tx.output.create_proxy(
-            "call_function", operator.contains, (listed, item.as_proxy()), {}
-        )
+        number = item.as_proxy()
+        args = (number, *listed) if is_range else (listed, number)
+        function: Any = in_range if is_range else operator.contains
+        proxy = tx.output.create_proxy("call_function", function, args, {})
         answer = guard_number(tx, proxy.node)
     except (Unknown, NotImplementedError):
         return None
