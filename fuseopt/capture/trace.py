@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ..errors import CaptureError
+from ..errors import CaptureError, EagerOnly
 from ..ir.columns import columns
 from ..ir.expressions import Evaluator, evaluator
 from ..ir.graph import Buffer, Graph
 from .aten.constants import swap
 from .aten.dtypes import PARTS
 from .aten.externs import Call
+from .fx.inputs import lasting_class, static_tensors
 from .fx.interpreter import Interpreter
 from .fx.reassigned_memory import MemoryAssignment
 from .results import Alias, ConstantResult, ReassignedTensor, Returned
@@ -91,11 +92,16 @@ def capture(
     sources = frozenset(moved.values())
     aliases: list[int] = []
     first_of: dict[int, int] = {}  # buffer -> the id of its first tensor
+    derived = lasting_class([*static_tensors(gm).values(), *args])
 
     def describe(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if id(x) in moved:
                 return ReassignedTensor(moved[id(x)])
+            if derived and id(x) not in interpreter.origin:
+                raise EagerOnly(
+                    f"the step makes tensors from a {derived}, whose class they keep"
+                )
             if x.is_conj() or x.is_neg():
                 raise CaptureError("the step returns a conjugated or negated view")
             buffer = recorder.buffer_of(swap(x, recorder.constant))

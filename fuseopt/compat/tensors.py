@@ -56,6 +56,20 @@ MAKE_TENSOR = tuple(
 )
 
 
+def keeps_class(kind: type) -> bool:
+    """Have results of ATen calls on tensors of a class this class, and not Tensor?
+
+    The class has Tensor's `__torch_function__`, and is no wrapper subclass.
+    """
+    default: Any = torch.Tensor.__torch_function__
+    function: Any = getattr(kind, "__torch_function__", None)
+    return (
+        kind is not torch.Tensor
+        and getattr(function, "__func__", None) is default.__func__
+        and getattr(kind, "__torch_dispatch__", None) is torch.Tensor.__torch_dispatch__
+    )
+
+
 def negated_view(t: torch.Tensor) -> torch.Tensor:
     """Return a view that reads a tensor's memory negated, as `x.conj().imag` does."""
     view = find("torch:_neg_view", None)

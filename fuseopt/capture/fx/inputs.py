@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ...compat import FAKE, wraps_others
+from ...compat import FAKE, keeps_class, wraps_others
 from ...errors import EagerOnly, UnsupportedInput
 
 
@@ -111,6 +111,12 @@ def check_contents(tensors: Iterable[Any]) -> None:
                 f"a tensor of shape {tuple(t.shape)} is on the device meta, where "
                 "there is no memory"
             )
+
+
+def lasting_class(tensors: Iterable[Any]) -> str:
+    """Return the name of the first class of tensors that results keep, or ""."""
+    kinds = (type(t) for t in tensors if isinstance(t, torch.Tensor))
+    return next((x.__name__ for x in kinds if keeps_class(x)), "")
 
 
 class MetaInputs:
