@@ -27,6 +27,7 @@ from . import (
     states,
     symbol_uses,
     symbols,
+    texts_and_searches,
 )
 from .patches import Patch
 
@@ -50,8 +51,8 @@ HOOKS: tuple[Patch, ...] = (
     class_guards.TENSOR_METHODS,
     hazards.VALUES_REFUSED,
     hazards.MADE_VALUES,
-    hazards.TEXTS,
-    hazards.SEARCHES,
+    texts_and_searches.TEXTS,
+    texts_and_searches.SEARCHES,
     hazards.RANDOM,
     hazards.DRAWS,
     hazards.CALLS,
