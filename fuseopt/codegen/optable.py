@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..ir.graph import FLOATS, FUNCTIONS, VECTOR, Instr
@@ -110,11 +111,28 @@ for _name, _plain in VECTOR.items():
 
 
 class Vector(NamedTuple):
-    """A function of a vector library: its name there, and that of C's library."""
+    """A function of a vector library: C's name of it, and the number of arguments."""
 
-    symbol: str
+    function: str
+    is_vendor: bool
+    single: bool
     plain: str
     arity: int
+
+    def symbol(self, vendor: bool, sleef: Callable[[str, str, bool], str]) -> str:
+        """Return the library's name of the function, or "".
+
+        `vendor`: eager calls MKL's functions. Without MKL, eager calls Sleef's for
+        these, except for erf of float32, which is an extern then.
+        """
+        name = self.function
+        if self.is_vendor and vendor:
+            return (
+                f"vm{'s' if self.single else 'd'}{_VENDOR.get(name, name.capitalize())}"
+            )
+        if self.is_vendor and self.single and name == "erf":
+            return ""
+        return sleef(name, _SLEEF.get(name, "_u10"), self.single)
 
 
 #: The vendor library's names of functions.
@@ -126,13 +144,8 @@ _SLEEF = {"erfc": "_u15", "hypot": "_u05", "fmod": ""}
 def _vector(name: str, dtype: str) -> Vector:
     function, single = VECTOR[name], dtype == "f32"
     plain = f"{function}f" if single else function
-    if name.startswith("sleef_"):
-        lanes, accuracy = "f8" if single else "d4", _SLEEF.get(function, "_u10")
-        symbol = f"Sleef_{function}{lanes}{accuracy}"
-    else:
-        vendor = _VENDOR.get(function, function.capitalize())
-        symbol = f"vm{'s' if single else 'd'}{vendor}"
-    return Vector(symbol, plain, FUNCTIONS[function])
+    is_vendor = not name.startswith("sleef_")
+    return Vector(function, is_vendor, single, plain, FUNCTIONS[function])
 
 
 #: C++ functions that eager takes from a vector library; called on blocks of elements.
@@ -140,9 +153,14 @@ LIBRARY = {
     (name, dtype): _vector(name, dtype) for name in VECTOR for dtype in ("f32", "f64")
 }
 #: Their order in `Library.functions`, by which the text refers to them.
-SYMBOLS = tuple(v.symbol for v in LIBRARY.values())
-LIBRARY["vsqrt", "f32"] = Vector("", "sqrtf", 1)
-LIBRARY["vsqrt", "f64"] = Vector("", "sqrt", 1)
+SLOTS = tuple(LIBRARY)
+LIBRARY["vsqrt", "f32"] = Vector("", True, True, "sqrtf", 1)
+LIBRARY["vsqrt", "f64"] = Vector("", True, False, "sqrt", 1)
+
+
+def symbols(vendor: bool, sleef: Callable[[str, str, bool], str]) -> tuple[str, ...]:
+    """Return the names of the functions in `SLOTS`, as `Vector.symbol` does."""
+    return tuple([LIBRARY[slot].symbol(vendor, sleef) for slot in SLOTS])
 
 
 #: Names of the text's functions that call the library.
@@ -158,14 +176,14 @@ def library_call(
     """
     if op == "vsqrt":
         return f"library_sqrt_{dtype}(t.library, {n}, {args[0][0]}, {out});"
-    symbol = LIBRARY[op, dtype]
-    kind = "sleef" if op.startswith("sleef_") else "vendor"
-    if symbol.arity == 1:
+    function = LIBRARY[op, dtype]
+    kind = "vendor" if function.is_vendor else "sleef"
+    if function.arity == 1:
         places = args[0][0]
     else:
         places = ", ".join(f"{x}, {step}" for x, step in args)
-    number = SYMBOLS.index(symbol.symbol)
-    return f"{kind}(t.library, {number}, {symbol.plain}, {n}, {places}, {out});"
+    number = SLOTS.index((op, dtype))
+    return f"{kind}(t.library, {number}, {function.plain}, {n}, {places}, {out});"
 
 
 #: Functions of the device's math library that Triton's text may call, by arity.

@@ -119,8 +119,6 @@ from .tensors import (
     MAKE_TENSOR,
     NO_FUNCTION,
     OVERLOAD,
-    VECTORS,
-    LibraryStruct,
     bound_op,
     bump_versions,
     first_difference,
@@ -128,7 +126,6 @@ from .tensors import (
     metadata_guard,
     negated_view,
     shapes_of,
-    vector_library,
     wraps_others,
 )
 from .trace_memory import TraceFakes, WeakMemory, forget, tidy
@@ -143,6 +140,7 @@ from .traced import (
     stance,
 )
 from .tracing import traces_step
+from .vector_functions import VECTORS, LibraryStruct, has_vendor, sleef, vector_library
 from .window import Window, settle_interrupted
 from .wrappers import (
     DECORATED,
@@ -236,6 +234,7 @@ __all__ = [
     "has_step_hooks",
     "has_stepped",
     "has_symbols",
+    "has_vendor",
     "held_to_plain_code",
     "hint_of",
     "in_c",
@@ -284,6 +283,7 @@ __all__ = [
     "schema_of",
     "settle_interrupted",
     "shapes_of",
+    "sleef",
     "spec_of",
     "spread",
     "spread_as",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +12,6 @@ import torch
 
 from ..errors import EagerOnly
 from .capability import probed
-from .libraries import torch_library
 from .names import Missing, find
 
 #: Targets of FX nodes: higher-order ops such as `torch.cond`, and the switch of
@@ -226,76 +223,3 @@ def first_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
         f"{int(wrong.sum())} of {wrong.numel()} elements differ from eager; element "
         f"{i} is {got.flatten()[i].item()!r}, eager has {want.flatten()[i].item()!r}"
     )
-
-
-class LibraryStruct(ctypes.Structure):
-    """Mirrors `struct Library` of the generated C++."""
-
-    _fields_ = [
-        ("sqrt_f32", ctypes.c_void_p),
-        ("sqrt_f64", ctypes.c_void_p),
-        ("newton", ctypes.c_int64),
-        ("functions", ctypes.c_void_p),
-        ("vector", ctypes.c_int64),
-    ]
-
-
-@functools.cache
-def _library_functions(symbols: tuple[str, ...]) -> Any:
-    """Return addresses of functions that libtorch_cpu exports; 0 for missing ones."""
-    functions = (ctypes.c_void_p * max(1, len(symbols)))()
-    try:
-        library = torch_library("libtorch_cpu", ctypes.CDLL)
-    except OSError:
-        return functions
-    for k, symbol in enumerate(symbols):
-        function = getattr(library, symbol, None)
-        if function is not None:
-            functions[k] = ctypes.cast(function, ctypes.c_void_p).value
-    return functions
-
-
-#: Names of the processors whose vector functions kernels call.
-X86 = ("x86_64", "AMD64", "i686")
-
-
-@probed(
-    "vector-library",
-    "kernels of the CPU call the vector functions that eager calls",
-    "steps that take logarithms or exponentials of tensors run in eager on a CPU",
-    bits=True,
-    expected=platform.machine() not in X86,
-)
-def VECTORS() -> None:
-    if platform.machine() not in X86:
-        raise Missing(f"fuseopt calls no vector functions on {platform.machine()} yet")
-    torch_library_exports("vmsSqrt", "vmdSqrt")
-
-
-def torch_library_exports(*symbols: str) -> None:
-    """Check that libtorch_cpu can be opened, and record which functions it exports.
-
-    Raises Missing if it cannot be opened. A torch that is built without MKL exports
-    none of these, and eager does not call them either.
-    """
-    try:
-        torch_library("libtorch_cpu", ctypes.CDLL)
-    except OSError as error:
-        raise Missing(str(error)) from None
-
-
-@functools.cache
-def vector_library(symbols: tuple[str, ...] = ()) -> LibraryStruct:
-    """Return the vector functions that eager's CPU kernels call, in the order of
-    `symbols`.
-
-    Relies on libtorch_cpu exporting the names of MKL and Sleef. Otherwise generated
-    code calls the functions of the C library, and correctly rounded roots.
-    """
-    roots = _library_functions(("vmsSqrt", "vmdSqrt"))
-    registers = torch.backends.cpu.get_cpu_capability()
-    vector = 64 if registers == "AVX512" else 32
-    if registers == "DEFAULT" and platform.machine() not in X86:
-        vector = 16  # NEON's
-    functions = ctypes.addressof(_library_functions(symbols))
-    return LibraryStruct(roots[0], roots[1], 0, functions, vector)

@@ -6,6 +6,7 @@ are skipped, with the name of what is missing.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -52,6 +53,21 @@ def test_elementwise_and_reductions(name: str, dtype: str, tmp_path: Path) -> No
     (found,) = verified(f"torch.optim:{name}", "--dtype", dtype, **given)
     assert (found["outcome"], found["reason"]) == ("equal", "")
     assert found["control"]
+
+
+def test_every_op(tmp_path: Path) -> None:
+    """tests/numerics/test_ops.py, in four dtypes. Ops that torch computes in another form
+    there are ATen calls.
+    """
+    # torch finds backends of installed packages
+    installed = Path(str(importlib.metadata.distribution("fuseopt").locate_file("")))
+    for folder in installed.glob("fuseopt-*.dist-info"):
+        shutil.copytree(folder, tmp_path / folder.name)
+    given = {"FUSEOPT_CACHE_DIR": str(tmp_path / "cache")}
+    environment = aarch64.environment(aarch64.ROOT, tmp_path, **given)
+    command = ["-m", "pytest", "tests/numerics/test_ops.py", "-m", "not gpu", "-q"]
+    done = aarch64.run(*command, "-p", "no:cacheprovider", env=environment)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_tails_of_three_dtypes() -> None:

@@ -1,7 +1,8 @@
-"""Vector functions have eager's bits on x86 alone; elsewhere steps run in eager."""
+"""Vector functions are eager's; on processors without such, steps run in eager."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import fuseopt
-from fuseopt.compat import VECTORS
+from fuseopt.codegen.optable import symbols
+from fuseopt.compat import VECTORS, has_vendor, sleef
+from fuseopt.compat.libraries import torch_library
 from tests.steps import make_params
 
 FUNCTIONS = ("exp", "sigmoid", "log", "tanh", "expm1", "erf", "sin")
@@ -51,3 +54,16 @@ def test_other_processors_run_them_in_eager(
     finally:
         monkeypatch.undo()
         assert VECTORS.probe_again() == ""
+
+
+def test_torch_exports_them_all() -> None:
+    """Kernels would else call those of C's library, with other bits."""
+    if not VECTORS.available():
+        pytest.skip(VECTORS.missing())
+    for vendor in {has_vendor(), False}:
+        names = symbols(vendor, sleef)
+        library = torch_library("libtorch_cpu", ctypes.CDLL)
+        lacking = [x for x in names if x and not hasattr(library, x)]
+        assert lacking == []
+        # without MKL, erf of float32 is an ATen call
+        assert names.count("") == (not vendor)

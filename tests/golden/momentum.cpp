@@ -11,6 +11,7 @@ struct Library {
   int64_t newton;          // newton_sqrt_f32 was found to give the bits of sqrt_f32
   void* const* functions;  // others, by number; null where there is none
   int64_t vector;          // bytes of a vector of eager's loops
+  int64_t vendor;          // 0: all functions take whole vectors, as those of Sleef do
 };
 static const long long LIBRARY_MODE = 0x140102;  // high accuracy, denormals kept, quiet
 // Elements between two calls of the library: they stay in the first-level cache.
@@ -163,6 +164,10 @@ static inline int64_t eager_part(int64_t n, int64_t threads) {
   int64_t parts = (n + grain - 1) / grain;
   parts = parts < threads ? parts : threads;
   return (n + parts - 1) / parts;
+}
+// Elements that one turn of eager's loop over 16-bit floats takes: n, or none at once.
+static inline int64_t eager_group(const Table& t, int64_t n) {
+  return t.library->vector == 16 ? INT64_MAX : n;
 }
 // NaN wins, as in torch.maximum and torch.minimum.
 template <class T> static inline T larger(T a, T b) {

@@ -39,7 +39,9 @@ def test_every_rule_is_compared() -> None:
 
 def runs_as_it_is(op: str) -> bool:
     """Has this torch's kernel of an op another form than its rule, on a CPU?"""
-    return not compat.is_as_ruled(op.split(".")[1])
+    name = op.split(".")[1]
+    given = [(dtype, n) for dtype in DTYPES for n in (1, 2)]
+    return not all(compat.is_as_ruled(name, *x) for x in given)
 
 
 def compiled(ops: dict[str, Callable[..., Tensor]], *args: Tensor) -> dict[str, Tensor]:
@@ -55,7 +57,7 @@ def compiled(ops: dict[str, Callable[..., Tensor]], *args: Tensor) -> dict[str, 
     torch.compile(every, backend="fuseopt", options=options)(outs, *args)
     (report,) = fuseopt.reports()
     assert [x for x in report.externs if not runs_as_it_is(x[0])] == []
-    assert report.launches == 1
+    assert report.launches <= 1 + len(report.externs)
     return outs
 
 

@@ -135,10 +135,15 @@ def _forms() -> str:
     return "\n".join(lines)
 
 
+def _sleef(function: str, accuracy: str, single: bool) -> str:
+    """The name in Sleef for vectors of 32 bytes."""
+    return f"Sleef_{function}{'f8' if single else 'd4'}{accuracy}"
+
+
 def _library() -> str:
     lines = ["| opcode | float32 | float64 | in Triton |", "|---|---|---|---|"]
     for op in ("vsqrt", *VECTOR):
-        symbols = [LIBRARY[op, d].symbol for d in DTYPES[:2]]
+        symbols = [LIBRARY[op, d].symbol(True, _sleef) for d in DTYPES[:2]]
         if op == "vsqrt":
             symbols = ["vmsSqrt", "vmdSqrt"]
         lines.append(

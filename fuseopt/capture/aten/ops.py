@@ -167,7 +167,10 @@ def lowering(
     )
     if not variant:
         changed = any(bound.get(n, default) != default for n, default in op.others)
-        if name not in RULES or changed or not is_as_ruled(name):
+        if name not in RULES or changed:
+            return None
+        dtypes = [x.dtype for x in bound.values() if isinstance(x, torch.Tensor)]
+        if dtypes and not is_as_ruled(name, dtypes[0], len(dtypes)):
             return None
     return variant or name, tuple(
         (n, bound[n] if n in bound else absent(n, default))

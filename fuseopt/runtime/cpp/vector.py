@@ -13,8 +13,8 @@ from array import array
 
 import torch
 
-from ...codegen.optable import SYMBOLS
-from ...compat import VECTORS, LibraryStruct, vector_library
+from ...codegen.optable import symbols
+from ...compat import VECTORS, LibraryStruct, has_vendor, sleef, vector_library
 from ...errors import EagerOnly
 
 #: `LIBRARY_MODE` of the generated source.
@@ -102,8 +102,12 @@ class Vectors:
         if self._struct is None:
             if not VECTORS.available():
                 return self._without(kernel)
-            struct = LibraryStruct.from_buffer_copy(vector_library(SYMBOLS))
-            struct.newton = int(agrees(kernel, struct))
+            names = symbols(has_vendor(), sleef)
+            struct = LibraryStruct.from_buffer_copy(vector_library(names))
+            vendor = struct.sqrt_f32
+            struct.newton = (
+                agrees(kernel, struct) if vendor else agrees_with_torch(kernel)
+            )
             self._struct = struct
         return ctypes.addressof(self._struct)
 
@@ -111,7 +115,7 @@ class Vectors:
         """Return the address of a struct without functions, for other kernels."""
         if self._bare is None:
             struct = LibraryStruct()
-            struct.newton = int(agrees_with_torch(kernel))
+            struct.newton = agrees_with_torch(kernel)
             struct.vector = vector_library().vector
             self._bare = struct
         return ctypes.addressof(self._bare)

@@ -11,6 +11,7 @@ struct Library {
   int64_t newton;
   void* const* functions;
   int64_t vector;
+  int64_t vendor;
 };
 struct Table {
   void* const* pool;
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
   Table* tables = (Table*)block(sizeof(Table) * n);
   int64_t *folds = (int64_t*)block(8 * n), *values = (int64_t*)block(8 * n);
   void** functions = (void**)calloc(64, sizeof(void*));
-  const Library library = {0, 0, newton, functions, vector};
+  const Library library = {0, 0, newton, functions, vector, 0};
   for (int64_t v = 0; v < n; ++v) {
     Table& t = tables[v];
     t.lanes = number(), folds[v] = number(), values[v] = number();
