@@ -85,6 +85,13 @@ def _clamp_min(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.clamp_min(y)
 
 
+def _mm_is_a_bare_product(dtype: torch.dtype) -> bool:
+    """Is a column times a row the product alone, which is not added to 0?"""
+    column = torch.zeros(3, 1, dtype=dtype, device="cpu")
+    row = torch.ones(1, 4, dtype=dtype, device="cpu")
+    return bool((-column).mm(row).signbit().all())
+
+
 #: Tests by the name of a rule, for a dtype: True if eager has the form of the rule.
 FORMS: dict[str, Callable[[torch.dtype], bool]] = {
     "cosh": lambda _: _has_two_ways(torch.cosh),
@@ -92,6 +99,7 @@ FORMS: dict[str, Callable[[torch.dtype], bool]] = {
     "softshrink": _softshrink,
     "remainder": _remainder,
     "erf": _erf_is_of_a_library,
+    "mm": _mm_is_a_bare_product,
     "relu": _relu_keeps_zeros,
     "maximum": functools.partial(_takes_the_second_zero, torch.maximum),
     "minimum": functools.partial(_takes_the_second_zero, torch.minimum),

@@ -56,9 +56,7 @@ def test_elementwise_and_reductions(name: str, dtype: str, tmp_path: Path) -> No
 
 
 def test_every_op(tmp_path: Path) -> None:
-    """tests/numerics/test_ops.py, in four dtypes. Ops that torch computes in another form
-    there are ATen calls.
-    """
+    """tests/numerics/test_ops.py: four dtypes. What has another form is an extern."""
     # torch finds backends of installed packages
     installed = Path(str(importlib.metadata.distribution("fuseopt").locate_file("")))
     for folder in installed.glob("fuseopt-*.dist-info"):

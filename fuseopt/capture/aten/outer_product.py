@@ -1,7 +1,7 @@
 """Record matrix products without sums: a column times a row is pointwise.
 
-Factored second moments are such products. If both have more than one element, eager's
-BLAS writes the bare product. Elsewhere it adds the product to 0, which changes the sign
+Factored second moments are such products. If both have more than one element, MKL
+writes the bare product. Elsewhere eager adds the product to 0, which changes the sign
 of a zero.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ...compat import is_as_ruled
 
 if TYPE_CHECKING:
     from .pointwise import Pointwise
@@ -29,7 +31,7 @@ def record(
         return False
     factors = (("self", x), ("other", y))
     bare = name == "mm" and x.dtype in (torch.float32, torch.float64)
-    if bare and x.shape[0] > 1 and y.shape[1] > 1:
+    if bare and min(x.shape[0], y.shape[1]) > 1 and is_as_ruled("mm", x.dtype):
         return recorder.emit("mul", factors, out)
     product = recorder.temp_like(out, out.dtype)
     if not recorder.emit("mul", factors, product):
