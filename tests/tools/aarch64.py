@@ -38,7 +38,7 @@ PROGRAMS = {
 PROCESSOR = "neoverse-n1"
 PYTHON = "3.11"
 DEBIAN = "bookworm"
-TORCH = ("torch==2.13.0", "triton==3.7.1")
+TORCH = ("torch==2.13.0", "triton==3.7.1", "torchvision==0.28.0")
 #: Of packages that are pure Python, or have wheels for aarch64.
 PACKAGES = (
     "sympy networkx jinja2 fsspec typing_extensions numpy filelock platformdirs "
@@ -47,7 +47,7 @@ PACKAGES = (
 #: Without what they ask for.
 OPTIMIZERS = (
     "adabelief-pytorch adan-pytorch dadaptation lion-pytorch madgrad pytorch-optimizer "
-    "schedulefree timm torch-optimi torch-optimizer"
+    "schedulefree timm torch-optimi torch-optimizer pytorch-ranger tabulate pillow"
 ).split()
 #: What libraries look for in /proc and /sys, which are else those of this machine.
 CPUINFO = """processor\t: {number}

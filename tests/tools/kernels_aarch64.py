@@ -15,6 +15,7 @@ there already are not determined again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -119,7 +120,9 @@ def judge(folder: Path) -> dict[str, Any]:
         found["graphs"] += 1
         found["kernels"] += len(plan.kernels)
         if not result.exact:
-            found["worst"] = max(found["worst"], result.worst)
+            # made-up numbers may overflow
+            worst = result.worst if math.isfinite(result.worst) else 0.0
+            found["worst"] = max(found["worst"], worst)
             near = "another order of sums"
             outcome = "differs" if not result.right or outcome == "differs" else near
     if not found["graphs"]:
