@@ -20,7 +20,7 @@ from .leaving import leave_to_eager, refusal_of
 from .names import find
 from .owners import holds_others, is_step_of, optimizers_of
 from .patch_state import patch_state
-from .patches import Hook, Patcher, patch
+from .patches import Hook, Patcher, goes_on, patch, patches
 from .tracing import tracing
 
 #: Intended graph breaks: by torch.optim's own decorator, and by closures.
@@ -166,6 +166,7 @@ def FAILURES(patcher: Patcher) -> None:
     known = find("torch._dynamo.exc:TorchDynamoException")
     raised: Any = find("torch._dynamo.exc:TorchRuntimeError", ())
     internal: Any = find("torch._dynamo.exc:InternalTorchDynamoError", ())
+    prologue: Any = find("torch._dynamo.exc:ResumePrologueTracingError", ())
     backend = patcher.backend
 
     def traced(original: Hook, *args: Any, **kwargs: Any) -> Any:
@@ -174,6 +175,10 @@ def FAILURES(patcher: Patcher) -> None:
         try:
             return within_copy(original, *args, **kwargs)
         except Exception as error:
+            if isinstance(error, prologue) and goes_on(error.__context__):
+                # Dynamo begins no trace anew within the first lines after a graph break
+                patches.enter(patches.token)
+                return traced(original, *args, **kwargs)
             own = isinstance(error, internal) or _is_dynamos_own(error, known)
             if not (own or isinstance(error, raised)):
                 raise

@@ -188,11 +188,20 @@ def _is_own(error: BaseException) -> bool:
     return at is not None and at.tb_frame.f_code.co_filename.startswith(HERE)
 
 
+#: How the reason of a trace that begins anew after a failed hook starts.
+GOES_ON = "fuseopt goes on without"
+
+
 def _anew(name: str) -> Exception:
     """Return Dynamo's exception that begins a trace anew."""
     restart: Any = find("torch._dynamo.exc:SpeculationRestartAnalysis")
-    error: Exception = restart(restart_reason=f"fuseopt goes on without {name}")
+    error: Exception = restart(restart_reason=f"{GOES_ON} {name}")
     return error
+
+
+def goes_on(error: BaseException | None) -> bool:
+    """Is it the exception that begins a trace anew after a hook has failed?"""
+    return str(getattr(error, "restart_reason", "")).startswith(GOES_ON)
 
 
 class Patch(Capability):
