@@ -27,29 +27,28 @@ def DISTINCT(patcher: Patcher) -> None:
     find("torch._dynamo.side_effects:SideEffects.is_modified")
 
     def compile(original: Hook, self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        effects, found = self.side_effects, []
         if is_ours(tx):
+            found = [(k, x) for k, x in effects.id_to_variable.items() if _is_held(x)]
+        if any(effects.is_modified(x) for _, x in found):
             # two objects that are one have one class
             changed: set[type] = set()
-            held: list[tuple[type, Any]] = []
-            for key, x in self.side_effects.id_to_variable.items():
-                value = None if isinstance(x, tensor) else _object_of(tx, x)
-                if value is not None and id(value) == key:
-                    held.append((type(value), x.source))
-                    if self.side_effects.is_modified(x):
+            held: dict[type, list[Any]] = {}
+            for key, x in found:
+                value = found_at(tx, x.source)
+                if id(value) == key:
+                    held.setdefault(type(value), []).append(x.source)
+                    if effects.is_modified(x):
                         changed.add(type(value))
             for kind in changed:
-                sources = [source for k, source in held if k is kind]
-                if len(sources) > 1:
-                    install(GlobalStateSource(), _are_distinct(tx, sources))
+                if len(held[kind]) > 1:
+                    install(GlobalStateSource(), _are_distinct(tx, held[kind]))
         return original(self, tx, *args, **kwargs)
 
+    def _is_held(x: Any) -> bool:
+        return not isinstance(x, tensor) and _is_named(x.source)
+
     patcher.around(output, "compile_subgraph", compile, "self", "tx")
-
-
-def _object_of(tx: Any, variable: Any) -> Any:
-    """Return the object of a variable; None if no expression gives it."""
-    source = variable.source
-    return found_at(tx, source) if source is not None and _has_name(source) else None
 
 
 def _has_name(source: Any) -> bool:
@@ -62,42 +61,44 @@ def _has_name(source: Any) -> bool:
 
 def _are_distinct(tx: Any, sources: Sequence[Any]) -> Callable[[Any, Any], None]:
     """Return a function that adds the guard: the objects at sources are distinct."""
-    tables, alone = _in_tables(tx, sources)
-    text = _function(tables, alone)
+    text = _function(*_in_tables(tx, sources))
+    if not _made(text, tx.output.global_scope)(tx.output.local_scope):
+        text = _function([], sources)  # a dict holds one value twice
     names = ", ".join(map(name_of, sources))
 
     def create(builder: Any, guard: Any) -> None:
-        scope = {"G": builder.scope["G"]}
-        exec(text, scope)
+        holds = _made(text, builder.scope["G"])
         root, parts = builder.guard_manager.root, [f"distinct objects: {names}"]
-        add_lambda(root, scope["distinct"], parts, guard.user_stack)
+        add_lambda(root, holds, parts, guard.user_stack)
 
     return create
 
 
+def _made(text: str, global_scope: Any) -> Callable[[Any], bool]:
+    scope: dict[str, Any] = {"G": global_scope}
+    exec(text, scope)
+    distinct: Callable[[Any], bool] = scope["distinct"]
+    return distinct
+
+
 def _in_tables(tx: Any, sources: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the dicts all of whose values are to be distinct, and the other sources.
+    """Return the dicts that hold three or more of the objects, and the other sources.
 
     A lookup of a state by its parameter calls Python for the hash of a tensor.
     """
     of: dict[str, list[Any]] = {}
-    bases = {}
     for source in sources:
         base, index = _name(source, "base"), _name(source, "index")
-        if base and name_of(source) == f"{base}[{index}]":
-            of.setdefault(base, []).append(source)
-            bases[base] = source.base
-    tables = []
-    for base, inside in of.items():
-        table = found_at(tx, bases[base])
-        if len(inside) > 2 and isinstance(table, dict):
-            others = [x for x in sources if x not in inside]
-            values = {*map(id, dict.values(table))}
-            apart = values.isdisjoint(id(found_at(tx, x)) for x in others)
-            if apart and len(values) == len(table):
-                tables.append(bases[base])
-    covered = {name_of(x) for base in map(name_of, tables) for x in of[base]}
-    return tables, [x for x in sources if name_of(x) not in covered]
+        in_base = bool(base) and name_of(source) == f"{base}[{index}]"
+        of.setdefault(base if in_base else "", []).append(source)
+    tables, alone = [], of.pop("", [])
+    for inside in of.values():
+        base = inside[0].base
+        if len(inside) > 2 and isinstance(found_at(tx, base), dict):
+            tables.append(base)
+        else:
+            alone += inside
+    return tables, alone
 
 
 def _function(tables: Sequence[Any], alone: Sequence[Any]) -> str:

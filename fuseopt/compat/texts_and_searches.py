@@ -27,22 +27,25 @@ def TEXTS(patcher: Patcher) -> None:
     BuiltinVariable = find("torch._dynamo.variables.builtin:BuiltinVariable")
     SymNodeVariable = find("torch._dynamo.variables.tensor:SymNodeVariable")
 
+    def fixed(tx: Any, x: Any) -> Any:
+        """Return a variable, or the guarded constant of a symbolic number."""
+        x = x.realize()
+        if not isinstance(x, SymNodeVariable):
+            return x
+        number = constant(tx, x)
+        if number is None:
+            refuse(tx, "it formats a number that changes as text")
+        return number
+
     def text(original: Hook, self: Any, *args: Any) -> Any:
-        if is_ours(self) and isinstance(self.stack[-1].realize(), SymNodeVariable):
-            number = constant(self, self.stack[-1].realize())
-            if number is None:
-                refuse(self, "it formats a number that changes as text")
-            self.stack[-1] = number
+        if is_ours(self):
+            self.stack[-1] = fixed(self, self.stack[-1])
         return original(self, *args)
 
     def formatted(original: Hook, self: Any, tx: Any, *args: Any, **named: Any) -> Any:
         if self.fn is not format or not is_ours(tx):
             return original(self, tx, *args, **named)
-        values = [x.realize() for x in args]
-        for k, x in enumerate(values):
-            values[k] = constant(tx, x) if isinstance(x, SymNodeVariable) else x
-        if None in values:
-            refuse(tx, "it formats a number that changes as text")
+        values = [fixed(tx, x) for x in args]
         if named or not all(x.is_python_constant() for x in values):
             return original(self, tx, *args, **named)
         return constant_of(format(*(x.as_python_constant() for x in values)))

@@ -102,9 +102,9 @@ class Vectors:
         if self._struct is None:
             if not VECTORS.available():
                 return self._without(kernel)
-            names = symbols(has_vendor(), sleef)
+            vendor = has_vendor()
+            names = symbols(vendor, sleef)
             struct = LibraryStruct.from_buffer_copy(vector_library(names))
-            vendor = struct.sqrt_f32
             struct.newton = (
                 agrees(kernel, struct) if vendor else agrees_with_torch(kernel)
             )
