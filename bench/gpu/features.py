@@ -20,7 +20,14 @@ from bench.results import Figures
 
 STEPS = 5
 #: formats of the state: the same bits as unpack, step, pack
-FORMATS = ("bf16", "bf16-stochastic", "split", "8bit/256", "fp8-e4m3/256")
+FORMATS = (
+    "bf16",
+    "bf16-stochastic",
+    "split",
+    "8bit/256",
+    "8bit/2048",
+    "fp8-e4m3/256",
+)
 #: elements of parameters: a few blocks, one block and a rest, less than a block
 SIZES = ((64, 80), (4099,), (37,), (16, 3))
 

@@ -23,9 +23,9 @@ them beside their rivals. `python -m bench.gpu.page` makes this page from the fi
 `gpu-*.json` in [bench/results](../bench/results).
 
 "call" is the median of whole calls in turns, until the device is done. "host" is the
-median until the call returns. "kernels" is what the device ran, with torch's mark of
-the step as one of them. A case that the device's memory had no room for is not in the
-tables: many processes share it.
+median until the call returns. "kernels" is what the device ran; figures of the H200
+and of 2026-11-26 count torch's mark of the step as one. A case that the device's memory
+had no room for is not in the tables: many processes share it.
 """
 #: (section, title of its table, beginning of its cases)
 TABLES = (
@@ -79,6 +79,8 @@ def _of(path: Path) -> Iterator[str]:
         if cases:
             date = sections[section].get("date")
             yield _table(f"{title} (code of {date[:10]})" if date else title, cases)
+    if kernels := sections.get("kernels"):
+        yield _kernels(kernels)
     if lines := _host(sections.get("host", {}).get("cases", {})):
         yield "\n".join(lines)
 
@@ -113,6 +115,16 @@ def _table(title: str, cases: dict[str, Any]) -> str:
         ratio = f"{best / own['p50']:.2f}" if best and own else ""
         rows.append(f"| {name} | {_cell(own) if own else ''} | {others} | {ratio} |")
     return f"### {title}\n\n" + "\n".join(rows) + "\n"
+
+
+def _kernels(section: dict[str, Any]) -> str:
+    """The table of steps before and after a change of their kernels."""
+    rows = ["| step | before | after |", "|---|---|---|"]
+    for name, f in section["cases"].items():
+        before = f"{f['before']:.2f}" if f["before"] else ""
+        rows.append(f"| {name} | {before} | {f['after']:.2f} |")
+    title = "### Kernels before and after a change\n"
+    return "\n".join([title, f"{section['unit']}.\n", *rows, ""])
 
 
 def _host(cases: dict[str, Any]) -> list[str]:

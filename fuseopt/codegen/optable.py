@@ -303,8 +303,13 @@ def triton(instr: Instr, args: list[str], dtypes: list[str], fast: bool = False)
     if op == "cast":
         return triton_cast(args[0], dtypes[0], instr.dtype)
     if op in ("lookup", "search"):
-        where = "values" if op == "lookup" else "steps"
-        return f"{op}({where}{instr.attr}, {', '.join(args)})"
+        # each table has a search, whose text has its numbers
+        name = (
+            f"lookup(values{instr.attr}"
+            if op == "lookup"
+            else f"search{instr.attr}(steps{instr.attr}"
+        )
+        return f"{name}, {', '.join(args)})"
     form = FORMS[op]
     if op == "where":
         return form.triton.format(*args)

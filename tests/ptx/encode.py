@@ -10,9 +10,9 @@ from collections.abc import Callable
 from .text import Instruction, Text
 
 COMPUTE, BRANCH, CHOICE, EXIT, LOAD, STORE, LOAD_SHARED, STORE_SHARED = range(8)
-ATOMIC, SYNC, SHUFFLE, REDUX = range(8, 12)
+ATOMIC, SYNC, SHUFFLE, REDUX, LOAD_MATRIX, STORE_MATRIX = range(8, 14)
 ACQUIRE, RELEASE = 1, 2
-WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE = range(8)
+WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE, SHIFT = range(9)
 
 SHUFFLES = ("bfly", "idx", "up", "down")
 REDUCED = ("and", "or", "xor", "add", "min.u32", "max.u32", "min.s32", "max.s32")
@@ -121,6 +121,8 @@ class Encoder:
             return self._made(REDUX, [to], [given], REDUCED.index(kind))
         if name in ("ld", "st", "atom", "red"):
             return self._memory(x, name, rest)
+        if name in ("ldmatrix", "stmatrix"):
+            return self._matrices(x, name == "ldmatrix", rest)
         return self._computed(x)
 
     def _computed(self, x: Instruction) -> Instr:
@@ -164,6 +166,18 @@ class Encoder:
             return self._made(LOAD_SHARED if shared else LOAD, to, [base], **more)
         given = [base, *self._list(x.operands[1])]
         return self._made(STORE_SHARED if shared else STORE, (), given, **more)
+
+    def _matrices(self, x: Instruction, load: bool, rest: list[str]) -> Instr:
+        if not {"m8n8", "shared", "b16"} <= {*rest}:
+            raise Unknown("no such matrices")
+        found = ADDRESS.fullmatch(x.operands[load])
+        if found is None:
+            raise Unknown(f"no memory as in {x.operands[load]}")
+        base, registers = self.operand(found[1]), self._list(x.operands[not load])
+        more = {"what": int("trans" in rest), "offset": int(found[2] or "0", 0)}
+        if load:
+            return self._made(LOAD_MATRIX, registers, [base], **more)
+        return self._made(STORE_MATRIX, (), [base, *registers], **more)
 
     def _atomic(
         self,
@@ -211,6 +225,8 @@ def _shape(name: str) -> int:
     shapes = {"selp": SELECT, "mov": COPY, "join": JOIN, "split": SPLIT}
     shapes["prmt"] = PERMUTE
     first, last = name.split(".")[0], name.split(".")[-1]
+    if first == "shr" and last.endswith(("32", "64")):
+        return SHIFT
     if first == "cvt" and "x2." in name:
         return PACK
     return HALVES if last.endswith("x2") else shapes.get(first, WHOLE)

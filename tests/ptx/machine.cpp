@@ -14,17 +14,17 @@
 
 enum Kind : s32 {
   COMPUTE, BRANCH, CHOICE, EXIT, LOAD, STORE, LOAD_SHARED, STORE_SHARED, ATOMIC, SYNC,
-  SHUFFLE, REDUX,
+  SHUFFLE, REDUX, LOAD_MATRIX, STORE_MATRIX,
 };
 enum Flag : s32 { ACQUIRE = 1, RELEASE = 2 };
 // How what is written of operands makes what is written of results.
-enum Shape : s32 { WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE };
+enum Shape : s32 { WHOLE, SELECT, COPY, HALVES, JOIN, SPLIT, PACK, PERMUTE, SHIFT };
 // Which of a register's four parts of 16 bits are written.
 constexpr u8 ALL = 15;
 
 // One instruction, as text.py encodes it. Operands are numbers of registers; a constant
 // is a register too. `what`: of COMPUTE, which function; of a shuffle or a reduction,
-// which; of a choice, how many targets.
+// which; of a choice, how many targets; of matrices, whether they are transposed.
 struct Instr {
   s32 kind, what, guard, negated, results, operands, to[8], from[8];
   s64 offset;
@@ -276,6 +276,7 @@ class Machine {
 
   void exchange(Program& p, u32 first) {
     const Instr& i = t_.code[p.threads[first].pc];
+    if (i.kind == LOAD_MATRIX || i.kind == STORE_MATRIX) return matrices(p, first, i);
     u32 given[32], all = 0;
     u8 written[32], every = ALL;
     for (u32 k = 0; k < 32; ++k) {
@@ -295,6 +296,51 @@ class Machine {
       }
       th.state = READY;
       ++th.pc;
+    }
+  }
+
+  // Matrices of 8 x 8 numbers of 16 bits, between registers and shared memory. Lane
+  // 8 m + r has the address of row r of matrix m; its numbers 2 j and 2 j + 1 are in
+  // lane 4 r + j, or where it is transposed, its numbers c in lane 4 c + r / 2.
+  void matrices(Program& p, u32 first, const Instr& i) {
+    const bool load = i.kind == LOAD_MATRIX, turned = i.what;
+    const u32 width = turned ? 2 : 4, count = load ? i.results : i.operands - 1;
+    for (u32 row = 0; row < 8 * count; ++row) {
+      const u32 r = row % 8;
+      Thread& owner = p.threads[first + row];
+      const u64 address = u32(value(p, owner, i.from[0]) + i.offset);
+      if (address % 16) fault(MISALIGNED, p, owner, address);
+      u8* place = within(p, address, 16);
+      if (!place) fault(OUT_OF_RANGE, p, owner, address);
+      for (u32 c = 0; place && c < 16 / width; ++c) {
+        Thread& th = p.threads[first + (turned ? 4 * c + r / 2 : 4 * r + c)];
+        const u32 half = turned ? r % 2 : 0;
+        const u64 at = address + c * width;
+        const u64 named = 1ull << 63 | u64(p.id) << 32 | at;
+        Asker who{p.id, th.id, p.phase, th.release, th.pc, th.own ? &*th.own : &*p.view};
+        const u8 bits = turned ? 1 << half : 3;
+        u8* written = &p.shared_written[at];
+        if (load) {
+          race(all_.read(named, width, who), p, th, at, false);
+          const s32 to = i.to[row / 8];
+          u8* word = reinterpret_cast<u8*>(&th.registers[to]) + 2 * half;
+          std::memcpy(word, place + c * width, width);
+          const bool whole = std::all_of(written, written + width, [](u8 x) { return x; });
+          th.written[to] = (th.written[to] & ~bits) | (ALL & ~3) | (whole ? bits : 0);
+          continue;
+        }
+        const s32 which = i.from[1 + row / 8];
+        u8* word = reinterpret_cast<u8*>(&th.registers[which]) + 2 * half;
+        const Access* other = all_.write(named, width, who, false);
+        if (!copied(other, p, th) || std::memcmp(place + c * width, word, width))
+          race(other, p, th, at, true);
+        std::memcpy(place + c * width, word, width);
+        std::fill_n(written, width, (th.written[which] & bits) == bits);
+      }
+    }
+    for (u32 k = 0; k < 32; ++k) {
+      p.threads[first + k].state = READY;
+      ++p.threads[first + k].pc;
     }
   }
 
@@ -336,7 +382,9 @@ class Machine {
       case EXIT: th.state = DONE; return;
       case SYNC: th.state = AT_BARRIER; return;
       case SHUFFLE:
-      case REDUX: th.state = IN_WARP; return;
+      case REDUX:
+      case LOAD_MATRIX:
+      case STORE_MATRIX: th.state = IN_WARP; return;
       default: access(p, th, i);
     }
     ++th.pc;
@@ -379,6 +427,16 @@ class Machine {
         if (i.results == 2) to[0] = every & 1 ? ALL : 0, to[1] = every & 2 ? ALL : 0;
         return;
       case COPY: to[0] = every; return;
+      case SHIFT: {  // to the right; what comes in is zeros, or the sign
+        const u64 parts = i.width / 2, by = th.registers[i.from[1]];
+        to[0] = of[1] == ALL ? ALL : 0;
+        for (u64 k = 0; k < parts; ++k) {
+          for (u64 bit : {16 * k + by, 16 * k + by + 15}) {
+            if (!(of[0] >> std::min(bit / 16, parts - 1) & 1)) to[0] &= ~(1 << k);
+          }
+        }
+        return;
+      }
       default: break;
     }
     to[0] = to[1] = every == ALL ? ALL : 0;
@@ -436,9 +494,7 @@ class Machine {
       return;
     }
     const Access* other = all_.write(named, u32(size), who, false);
-    // Triton's threads that hold the same elements all write them to shared memory
-    bool copies = shared && other && other->writes && other->program == p.id &&
-                  other->instr == th.pc;
+    bool copies = shared && copied(other, p, th);
     for (u64 k = 0; k < parts; ++k) {
       u64 word = th.registers[i.from[k + 1]];
       copies = copies && !std::memcmp(place + k * i.width, &word, i.width);
@@ -456,6 +512,11 @@ class Machine {
       else if (!whole)
         fault(REGISTER, p, th, which);
     }
+  }
+
+  // Triton's threads that hold the same elements all write them to shared memory.
+  static bool copied(const Access* other, const Program& p, const Thread& th) {
+    return other && other->writes && other->program == p.id && other->instr == th.pc;
   }
 
   static u8* within(Program& p, u64 address, u64 size) {

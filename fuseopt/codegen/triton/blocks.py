@@ -10,13 +10,22 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from ...ir.blocks import FOLDS, read_by_block, size_of
-from ...ir.graph import Kernel, Variant
+from ...ir.graph import DTYPE_BYTES, Kernel, Variant
 from ...ir.tables import TABLES
+from ..searches import words_of
 from .text import indent
-from .variant import Function
+from .variant import ALIGNED, Function
 
 #: Numbers of a part of a table, in memory.
 PART = 256
+#: Elements of a chunk with searches: a thread has eight of each tensor, since the
+#: parts of a search take many registers.
+CHUNK = 1024
+#: Elements of a part of a block: a warp has NEIGHBOURS of them in each thread. A thread
+#: has the same ones of all parts, so that a warp folds a block.
+ROW = 128
+#: Neighbours that a thread moves at a time: 16 bytes of float32.
+NEIGHBOURS = 4
 
 HELPERS = """\
 @triton.jit
@@ -30,33 +39,57 @@ def _smaller(a, b):
 
 
 @triton.jit
-def block_largest(x, mask, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    rows = tl.reshape(tl.where(mask, x, float("-inf")), (BLOCK // SIZE, SIZE))
-    folded = tl.reduce(rows, 1, _larger)[:, None]
-    return tl.reshape(tl.broadcast_to(folded, (BLOCK // SIZE, SIZE)), (BLOCK,))
+def block_largest(x, mask):
+    x = tl.where(mask, x, float("-inf"))
+    return tl.reduce(tl.reduce(x, 0, _larger), 1, _larger)[None, :, None]
 
 
 @triton.jit
-def block_least(x, mask, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    rows = tl.reshape(tl.where(mask, x, float("inf")), (BLOCK // SIZE, SIZE))
-    folded = tl.reduce(rows, 1, _smaller)[:, None]
-    return tl.reshape(tl.broadcast_to(folded, (BLOCK // SIZE, SIZE)), (BLOCK,))
+def block_least(x, mask):
+    x = tl.where(mask, x, float("inf"))
+    return tl.reduce(tl.reduce(x, 0, _smaller), 1, _smaller)[None, :, None]
 """
-TABLES_HELPERS = """\
+LOOKUP = """\
 @triton.jit
 def lookup(values, code, part):
-    return tl.load(values + (part * 256 + code))
-
-
-@triton.jit
-def search(steps, x, part):
-    first = part * 256 - 1
-    code = (x != x).to(tl.int32) * 0
-    for k in tl.static_range(8):
-        then = code + (128 >> k)
-        code = tl.where(x >= tl.load(steps + (first + then)), then, code)
-    return code
+    return tl.load((values + part * 256) + code)
 """
+
+
+def search(number: int) -> str:
+    """The function `search<number>` of a table: one word for each number."""
+    shift, first, last, _, above, below = words_of(number)
+    signed = max(below) >= 0
+    positive, negative = str(above[-1] - first), str(below[-1] - first)
+    least = '-float("inf")' if below[-1] >= 0 else "0.0"
+    for k in range(len(above) - 1):
+        positive = f"tl.where(part == {k}, {above[k] - first}, {positive})"
+        negative = f"tl.where(part == {k}, {max(below[k], 0) - first}, {negative})"
+        of_part = 'float("-inf")' if below[k] >= 0 else "0.0"
+        least = f"tl.where(part == {k}, {of_part}, {least})"
+    lines = [
+        "bits = x.to(tl.int32, bitcast=True)",
+        f"at = tl.maximum((bits & 0x7FFFFFFF) >> {shift}, {first})",
+        f"at = tl.minimum(at, {last})",
+    ]
+    if signed:
+        lines += [
+            f"word = tl.load(steps + tl.where(bits < 0, {negative}, {positive}) + at)",
+            f"rest = (bits ^ (bits >> 31)) & {(1 << shift) - 1}",
+        ]
+    else:
+        lines += [
+            f"word = tl.load(steps + {positive} + at)",
+            f"rest = bits & {(1 << shift) - 1}",
+        ]
+    lines += [
+        "# 0 for a NaN, and for negative numbers of a part that has none",
+        f"return tl.where(x >= {least}, (word + rest) >> {shift}, 0)",
+    ]
+    head = f"def search{number}(steps, x, part):"
+    return "\n".join(["@triton.jit", head, *indent(lines), ""])
+
+
 #: Above the stores of blocks' numbers.
 READ = """\
 # Threads of other warps have read a block's number before it is stored.
@@ -71,38 +104,41 @@ def tables_of(variants: Iterable[Variant]) -> list[int]:
     return sorted(used)
 
 
-def _places(kernel: Kernel) -> dict[int, tuple[int, int]]:
-    """Return the place of each table's values and of its steps, in float32 before the
-    geometry of lanes.
+def table_helpers(tables: Iterable[int]) -> str:
+    """The functions of a kernel with these tables."""
+    return "\n\n".join([LOOKUP, *map(search, tables)])
+
+
+def _words(number: int) -> list[int]:
+    """A table in words of 32 bits: the values of each part, and the words of a search,
+    in an even number.
     """
-    places, at = {}, 0
-    for k in tables_of(kernel.every):
-        size = len(TABLES[k].values) * PART
-        places[k] = at, at + size
-        at += 2 * size
-    return places
+    words: list[int] = []
+    for part in TABLES[number].values:
+        words += struct.unpack(f"{len(part)}i", struct.pack(f"{len(part)}f", *part))
+    words += words_of(number).entries
+    return [*words, 0] if len(words) % 2 else words
 
 
 def table_words(kernel: Kernel) -> list[int]:
-    """The tables of a kernel as int64, two float32 in each. Behind the steps of a part
-    stand NaNs, which no number reaches.
-    """
-    numbers: list[float] = []
-    for k in tables_of(kernel.every):
-        for parts in (TABLES[k].values, TABLES[k].steps):
-            for part in parts:
-                numbers += [*part, *[float("nan")] * (PART - len(part))]
-    memory = struct.pack(f"{len(numbers)}f", *numbers)
-    return list(struct.unpack(f"{len(numbers) // 2}q", memory))
+    """The tables of a kernel as int64, which stand before the geometry of lanes."""
+    words = [word for k in tables_of(kernel.every) for word in _words(k)]
+    return list(
+        struct.unpack(f"{len(words) // 2}q", struct.pack(f"{len(words)}i", *words))
+    )
 
 
 def table_names(kernel: Kernel) -> dict[int, tuple[str, str]]:
-    """The text of the addresses of each table's values and steps."""
-    base = "geometry.to(tl.pointer_type(tl.float32))"
-    return {
-        k: (f"({base} + {values})", f"({base} + {steps})")
-        for k, (values, steps) in _places(kernel).items()
-    }
+    """The text of the addresses of each table's values and of its search's words."""
+    names, at = {}, 0
+    for k in tables_of(kernel.every):
+        steps = at + PART * len(TABLES[k].values)
+        names[k] = (
+            f"(geometry.to(tl.pointer_type(tl.float32)) + {at})",
+            f"(geometry.to(tl.pointer_type(tl.int32)) + {steps})",
+        )
+        at += len(_words(k))
+    return names
 
 
 def writes(v: Variant) -> bool:
@@ -135,36 +171,103 @@ class Blocks:
         """All functions."""
         w = self.w
         size = "span * BLOCK"
-        places = {s: f"p{s} + o{s}" for s in w.element_slots}
-        early = [
-            f"start = ordinal.to(tl.int64) * ({size})",
-            f"count = tl.minimum(numel - start, {size}).to(tl.int32)",
-            "strided = layout >= 0",
-            "shape = geometry + tl.where(strided, layout, 0)",
-            "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
-        ]
-        loop = [
-            "inside = at + tl.arange(0, BLOCK)",
-            "mask = inside < count",
-            "rest = start + inside",
-            *self._blocks(),
-            *(f"o{s} = tl.where(strided, 0, rest)" for s in w.element_slots),
-            "for d in range(dims):",
-            *indent(w.walk(w.element_slots)),
-            *self._code(places),
-        ]
+        # few elements at a time, so that it needs few registers; at least a block
+        rest = "REST" if self.size <= 64 else str(self.size)
         of_blocks = [s for s, x in enumerate(self.v.slots) if x.domain == "block"]
         body = [
-            *early,
+            f"start = ordinal.to(tl.int64) * ({size})",
+            f"count = tl.minimum(numel - start, {size}).to(tl.int32)",
             *(w.assign(i) for i in w.consts),
-            "for at in range(0, count, BLOCK):",
-            *indent(loop),
+            *self._shape("BLOCK"),
+            "# whole chunks, all pointers aligned",
+            f"even = tl.where(layout == {ALIGNED}, count // BLOCK * BLOCK, 0)",
+            "for at in range(0, even, BLOCK):",
+            *indent(self._main()),
+            *self._shape(rest),
+            f"for at in range(even, count, {rest}):",
+            *indent(self._general()),
             *w.ticket(),
         ]
         shell = w.shell(body, of_blocks)
         at = shell.index("    layout = tl.load(lane)")
         shell[at:at] = indent([f"{k} = {x}" for k, x in self._tables()])
         return [shell]
+
+    def _shape(self, count: str) -> list[str]:
+        """The place of each of so many elements: [parts of a block, blocks, elements of
+        a part].
+        """
+        if not self.size:
+            return [f"within = tl.arange(0, {count})"]
+        part = min(self.size, ROW)
+        return [
+            f"row = tl.arange(0, {count} // {self.size})[None, :, None]",
+            f"part = tl.arange(0, {self.size // part})[:, None, None]",
+            f"column = tl.arange(0, {part})[None, None, :]",
+            f"within = row * {self.size} + part * {part} + column",
+        ]
+
+    def _main(self) -> list[str]:
+        """A whole chunk, without masks."""
+        places = {}
+        for s in self.w.element_slots:
+            # of each tensor as many elements at a time, so that all have one layout
+            size = min(16, NEIGHBOURS * DTYPE_BYTES[self.v.slots[s].dtype])
+            places[s] = f"tl.multiple_of(p{s}, {size}) + (start + at) + within"
+        return self._chunk(places, "")
+
+    def _general(self) -> list[str]:
+        """A chunk with any strides and alignment, or a part of one."""
+        slots = self.w.element_slots
+        walk = [
+            "mask = within < count - at",
+            *([f"begins = row * {self.size} < count - at"] if self.size else []),
+            "strided = layout >= 0",
+            "shape = geometry + tl.where(strided, layout, 0)",
+            "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
+            "rest = start + at + within",
+            "left = rest.to(tl.int32)",
+            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
+            "for d in range(dims):",
+            *indent(self.w.walk(slots)),
+        ]
+        return [*walk, *self._chunk({s: f"p{s} + o{s}" for s in slots}, "mask")]
+
+    def _chunk(self, places: Mapping[int, str], mask: str) -> list[str]:
+        """Loads, arithmetic, stores; `mask`: of the elements, "" for all.
+
+        What all elements of a block share has one number for a row.
+        """
+        v, w = self.v, self.w
+        of_elements = f", mask={mask}" if mask else ""
+        of_blocks = ", mask=begins" if mask else ""
+        # an undefined code would read memory outside of the table
+        zeros = ", other=0" if mask else ""
+        lines = w.element_loads(places, of_elements + zeros)
+        if self.size:
+            lines.append(f"block = (start + at) // {self.size} + row")
+        for i in v.code:
+            instr = v.instrs[i]
+            if instr.op in ("load", "index"):
+                continue
+            if instr.op == "spread":
+                slot = int(v.instrs[instr.args[0]].attr or 0)
+                lines.append(w.load(i, f"p{slot} + block", of_blocks + zeros))
+            elif instr.op in FOLDS:
+                inside = mask or "True"
+                call = f"{instr.op}({w.name(instr.args[0])}, {inside})"
+                lines.append(f"{w.name(i)} = {call}")
+            elif instr.op == "first":
+                lines.append(f"{w.name(i)} = {w.name(instr.args[0])}")
+            elif not w.is_const(i):
+                lines.append(w.assign(i))
+        for i, s in w.element_stores:
+            lines.append(w.store(i, s, places[s], w.name(i), of_elements))
+        stores = [(i, s) for i, s in v.stores if v.slots[s].domain == "block"]
+        lines += READ.splitlines() if stores else []
+        for i, s in stores:
+            lines.append(w.store(i, s, f"p{s} + block", w.name(i), of_blocks))
+        return lines
 
     def _tables(self) -> list[tuple[str, str]]:
         """The names of a table's memory, and its addresses."""
@@ -173,38 +276,3 @@ class Blocks:
             values, steps = self.tables[k]
             names += [(f"values{k}", values), (f"steps{k}", steps)]
         return names
-
-    def _code(self, places: dict[int, str]) -> list[str]:
-        v, w = self.v, self.w
-        lines = w.element_loads(places)
-        for i in v.code:
-            instr = v.instrs[i]
-            if instr.op in ("load", "index"):
-                continue
-            if instr.op == "spread":
-                slot = int(v.instrs[instr.args[0]].attr or 0)
-                lines.append(w.load(i, f"p{slot} + block", ", mask=mask"))
-            elif instr.op in FOLDS:
-                x = w.name(instr.args[0])
-                call = f"{instr.op}({x}, mask, {self.size}, BLOCK)"
-                lines.append(f"{w.name(i)} = {call}")
-            elif instr.op == "first":
-                lines.append(f"{w.name(i)} = {w.name(instr.args[0])}")
-            elif not w.is_const(i):
-                lines.append(w.assign(i))
-        for i, s in w.element_stores:
-            lines.append(w.store(i, s, places[s], w.name(i), ", mask=mask"))
-        stores = [(i, s) for i, s in v.stores if v.slots[s].domain == "block"]
-        lines += READ.splitlines() if stores else []
-        for i, s in stores:
-            lines.append(w.store(i, s, f"p{s} + block", w.name(i), ", mask=begins"))
-        return lines
-
-    def _blocks(self) -> list[str]:
-        """The block of each element, and whether it is the first one there."""
-        if not self.size:
-            return []
-        return [
-            f"block = rest // {self.size}",
-            f"begins = mask & (rest % {self.size} == 0)",
-        ]

@@ -176,6 +176,8 @@ def _launch(kernel: Kernel) -> tuple[int, int]:
         for most, block, warps in LAUNCHES
         if most is None or widest <= most
     )
+    if blocks.tables_of(kernel.every):
+        block = min(block, blocks.CHUNK)
     # a chunk is some whole blocks
     return max(block, *(size_of(v.instrs) for v in kernel.every)), warps
 
@@ -243,7 +245,7 @@ class TritonTarget(Target):
         if any(size_of(v.instrs) for v in kernel.every):
             code = f"{blocks.HELPERS}\n\n{code}"
         if tables:
-            code = f"{blocks.TABLES_HELPERS}\n\n{code}"
+            code = f"{blocks.table_helpers(tables)}\n\n{code}"
         if any(v.reduction for v in kernel.every):
             code = f"{FOLDS}\n\n{code}"
         if " = inverse(" in code:

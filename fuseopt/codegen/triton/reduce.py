@@ -3,7 +3,7 @@
 "full" variants fold a lane to one number. Each chunk folds its own elements, writes the
 result to a table and takes a ticket. The chunk with the last ticket folds the results
 of all chunks, in their order, and runs output code. "dims" variants fold rows or
-columns: a program takes OUTS results and folds all their elements.
+columns: a program takes some results and folds all their elements, see `outs`.
 
 The order of additions never depends on which program comes first.
 """
@@ -16,13 +16,26 @@ from .chunks import inside, places
 from .text import give_back, indent, over_lines, take
 from .variant import RECORD, Function
 
-#: OUTS: the results of a program that folds rows or columns. PARTS: the chunks' results
-#: that the last chunk folds at a time.
-OUTS = 32
+#: The chunks' results that the last chunk folds at a time.
 PARTS = 64
 #: Elements of a result up to which a program computes no more of each than these: the
 #: rows of a convolution's kernel have 3.
 SHORT = 8
+#: Results of a program that folds rows, which has the more elements of each at a time.
+ROWS = 16
+#: Results of a program that folds columns: neighbours, 128 bytes of float32. Of columns
+#: with more than LONG elements it takes 32 bytes, so that more programs share the work.
+COLUMNS, TALL, LONG = 32, 8, 1024
+
+
+def outs(elements: int, columns: bool, block: int) -> int:
+    """The results that a program takes, of so many elements each."""
+    if elements <= SHORT:
+        return block // SHORT
+    if not columns:
+        return ROWS
+    return TALL if elements > LONG else COLUMNS
+
 
 HELPERS = """\
 @triton.jit
@@ -232,104 +245,117 @@ class ReduceWriter:
         strides of each element slot over both, and those of each output slot over the
         first.
         """
-        pointers = [f"p{s}" for s in self.slots]
-        numbers = [self.w.name(i) for i in self.w.handed]
-        args = ["shape", "o", *pointers, *numbers]
+        slots, results = self.slots, self.results
+        pointers = [f"p{s}" for s in (*slots, *results)]
+        numbers = [self.w.name(i) for i in self._lane_numbers()]
         both = "(outer + folded)"
         steps = "shape + 5 + outer + folded"
-        place = {s: f"p{s} + (b{s} + r{s})" for s in self.slots}
+        # the innermost dimension is that of neighbours, which lanes of a warp take
+        place = {s: f"tl.max_contiguous(p{s} + (b{s} + r{s}), [1, 2])" for s in slots}
         by_result = [
-            "size = tl.load(shape + 4 + outer - d)",
+            "size = tl.load(shape + 4 + outer - d).to(tl.int32)",
             "index = rest % size",
             "rest = rest // size",
             *(
                 f"b{s} += index * tl.load({steps} + {k} * {both} + outer - 1 - d)"
-                for k, s in enumerate(self.slots)
+                for k, s in enumerate(slots)
             ),
         ]
         by_folded = [
-            f"size = tl.load(shape + 4 + {both} - d)",
+            f"size = tl.load(shape + 4 + {both} - d).to(tl.int32)",
             "turn = left % size",
             "left = left // size",
             *(
                 f"r{s} += turn * tl.load({steps} + {k + 1} * {both} - 1 - d)"
-                for k, s in enumerate(self.slots)
+                for k, s in enumerate(slots)
             ),
         ]
         loop = [
-            "r = at + tl.arange(0, REDS).to(tl.int64)",
+            "r = at + tl.arange(0, REDS)",
             "left = r[:, None] if COLUMNS else r[None, :]",
-            "mask = (left < count) & (wide < results)",
-            *(f"r{s} = left * 0" for s in self.slots),
+            "mask = (left < count) & (wide < numel)",
+            *(f"r{s} = left.to(tl.int64) * 0" for s in slots),
             "for d in range(folded):",
             *indent(by_folded),
             *self.w.apply(place),
             *self.gather(),
         ]
-        shape = f"(REDS, {OUTS}) if COLUMNS else ({OUTS}, REDS)"
-        fold = [
-            "@triton.jit",
-            *over_lines(
-                f"def fold{self.n}(",
-                [*args, "REDS: tl.constexpr", "COLUMNS: tl.constexpr"],
-                "):",
-            ),
+        to = f"shape + 5 + (1 + {len(slots)}) * (outer + folded)"
+        of_results = [
+            f"to = {to}",
+            "rest = o",
+            *(f"o{s} = o.to(tl.int64) * 0" for s in results),
+            "for d in range(outer):",
             *indent(
                 [
-                    "results = tl.load(shape + 1)",
-                    "count = tl.load(shape + 2)",
+                    "size = tl.load(shape + 4 + outer - d).to(tl.int32)",
+                    "index = rest % size",
+                    "rest = rest // size",
+                    *(
+                        f"o{s} += index * tl.load(to + {k} * outer + outer - 1 - d)"
+                        for k, s in enumerate(results)
+                    ),
+                ]
+            ),
+            "mask = o < numel",
+            *self.output({s: f"p{s} + o{s}" for s in results}, ", mask=mask", "z"),
+        ]
+        args = ["shape", "ordinal", "numel", *pointers, *numbers]
+        sizes = [f"{x}: tl.constexpr" for x in ("OUTS", "REDS", "COLUMNS")]
+        fold = [
+            "@triton.jit",
+            *over_lines(f"def fold{self.n}(", [*args, *sizes], "):"),
+            *indent(
+                [
+                    *(self.w.assign(i) for i in self._constants()),
+                    "o = ordinal * OUTS + tl.arange(0, OUTS)",
+                    "count = tl.load(shape + 2).to(tl.int32)",
                     "outer = tl.load(shape + 3).to(tl.int32)",
                     "folded = tl.load(shape + 4).to(tl.int32)",
                     "wide = o[None, :] if COLUMNS else o[:, None]",
                     "rest = wide",
-                    *(f"b{s} = rest * 0" for s in self.slots),
+                    *(f"b{s} = rest.to(tl.int64) * 0" for s in slots),
                     "for d in range(outer):",
                     *indent(by_result),
-                    f"SHAPE: tl.constexpr = {shape}",
+                    "SHAPE: tl.constexpr = (REDS, OUTS) if COLUMNS else (OUTS, REDS)",
                     *self.start("SHAPE"),
                     "for at in range(0, count, REDS):",
                     *indent(loop),
                     *self.reduce("z", "v", "0 if COLUMNS else 1"),
-                    f"return {self.names('z')}",
+                    *of_results,
                 ]
             ),
         ]
-        arguments = ["shape", "o", *pointers, *numbers]
-        steps_of_results = [
-            f"o{s} += index * tl.load(to + {k} * outer + outer - 1 - d)"
-            for k, s in enumerate(self.results)
-        ]
+
+        def call(results: str, elements: str, columns: bool) -> list[str]:
+            given = [*args, results, elements, str(columns)]
+            return indent(over_lines(f"fold{self.n}(", given, ")"))
+
         body = [
             "shape = geometry + layout",
-            f"o = ordinal.to(tl.int64) * {OUTS} + tl.arange(0, {OUTS})",
-            "outer = tl.load(shape + 3).to(tl.int32)",
-            "folded = tl.load(shape + 4).to(tl.int32)",
-            f"if tl.load(shape + 2) <= {SHORT}:",
-            *indent(self._folded(arguments, str(SHORT), "False")),
-            "elif tl.load(shape) != 0:",
-            *indent(self._folded(arguments, f"BLOCK // {OUTS}", "True")),
+            "count = tl.load(shape + 2)",
+            f"if count <= {SHORT}:",
+            *call(f"BLOCK // {SHORT}", str(SHORT), False),
+            "elif tl.load(shape) == 0:",
+            *call(str(ROWS), f"BLOCK // {ROWS}", False),
+            f"elif count > {LONG}:",
+            *call(str(TALL), f"BLOCK // {TALL}", True),
             "else:",
-            *indent(self._folded(arguments, f"BLOCK // {OUTS}", "False")),
-            f"to = shape + 5 + (1 + {len(self.slots)}) * (outer + folded)",
-            "rest = o",
-            *(f"o{s} = o * 0" for s in self.results),
-            "for d in range(outer):",
-            *indent(
-                [
-                    "size = tl.load(shape + 4 + outer - d)",
-                    "index = rest % size",
-                    "rest = rest // size",
-                    *steps_of_results,
-                ]
-            ),
-            "mask = o < numel",
-            *self.output({s: f"p{s} + o{s}" for s in self.results}, ", mask=mask", "v"),
+            *call(str(COLUMNS), f"BLOCK // {COLUMNS}", True),
             *self.w.ticket(),
         ]
-        return [fold, self.w.shell(body, self.results)]
+        return [fold, self.w.shell(body, results)]
 
-    def _folded(self, arguments: list[str], elements: str, columns: str) -> list[str]:
-        """Return the call of a fold that takes so many elements of a result at once."""
-        return over_lines(
-            f"{self.names()} = fold{self.n}(", [*arguments, elements, columns], ")"
-        )
+    def _used_by_output(self) -> set[int]:
+        return {a for i in self.v.output_code for a in self.v.instrs[i].args}
+
+    def _lane_numbers(self) -> list[int]:
+        """The numbers of lane code that element code or output code takes."""
+        v, w = self.v, self.w
+        used = self._used_by_output() & set(v.lane_code)
+        return sorted({*w.handed, *(i for i in used if not w.is_const(i))})
+
+    def _constants(self) -> list[int]:
+        """The constants of lane code that output code takes."""
+        used = self._used_by_output() & set(self.v.lane_code)
+        return sorted(i for i in used if self.w.is_const(i))

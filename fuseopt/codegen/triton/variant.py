@@ -317,11 +317,11 @@ class Function:
         return self.v.instrs[i].op == "pow" and self.v.instrs[i].dtype == "f32"
 
     def walk(self, slots: Sequence[int]) -> list[str]:
-        """Return one dimension of an odometer: offsets of element slots."""
+        """Return one dimension of an odometer over `left`: offsets of element slots."""
         return [
-            "size = tl.load(shape + dims - d)",
-            "index = rest % size",
-            "rest = rest // size",
+            "size = tl.load(shape + dims - d).to(tl.int32)",
+            "index = left % size",
+            "left = left // size",
             *(
                 f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
                 for k, s in enumerate(slots)
@@ -343,6 +343,7 @@ class Function:
             "inside = at + tl.arange(0, REST)",
             "mask = inside < count",
             "rest = start + inside",
+            "left = rest.to(tl.int32)  # for lanes with geometry, which have fewer",
             *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
             "for d in range(dims):",
             *indent(self.walk(slots)),

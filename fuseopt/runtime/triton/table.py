@@ -17,9 +17,9 @@ from ...codegen.target import Source
 from ...codegen.triton.blocks import table_words
 from ...codegen.triton.chunks import ROWS, SMALL
 from ...codegen.triton.kernel import functions, packs
-from ...codegen.triton.reduce import OUTS
+from ...codegen.triton.reduce import outs
 from ...codegen.triton.variant import CHUNK_FIELDS, RECORD
-from ...errors import LaunchError
+from ...errors import EagerOnly, LaunchError
 from ...handlers import of_handler
 from ...ir.graph import Kernel, Variant, makes_numbers
 from ..cpp.table import TableFactory, TensorLayout, VariantTable, owners_of_lanes
@@ -38,6 +38,9 @@ from .registry import Program, type_of
 #: H100 or H200 take 396 to 528). So the last programs do not leave most of the GPU
 #: idle. Chosen by counting, not yet measured on a GPU.
 SPAN, PROGRAMS = 16, 2048
+#: Kernels divide indices of lanes with geometry in 32 bits; a program's go up to 4,096
+#: beyond its lane.
+MOST_INDICES = 2**31 - 2**12
 
 
 def span_of(chunks: int) -> int:
@@ -48,10 +51,26 @@ def span_of(chunks: int) -> int:
 def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
     """Return each lane's number of chunks, of elements or of results."""
     if variant.reduction == "dims":
-        results = torch.tensor([table.geometry[k + 1] for k in table.strided])
-        return (results + OUTS - 1) // OUTS
+        lanes = (table.geometry[k : k + 3] for k in table.strided)
+        programs = [
+            -(-n // outs(each, bool(columns), block)) for columns, n, each in lanes
+        ]
+        return torch.tensor(programs, dtype=torch.int64)
     start = torch.tensor(table.start, dtype=torch.int64)
     return (start[1:] - start[:-1] + block - 1) // block
+
+
+def _check_indices(variant: Variant, table: VariantTable) -> None:
+    """Raise EagerOnly for a lane with geometry whose indices need more than 31 bits."""
+    for lane, k in enumerate(table.strided):
+        most = table.start[lane + 1] - table.start[lane]
+        if variant.reduction == "dims":
+            most = max(table.geometry[k + 1 : k + 3])
+        if k >= 0 and most >= MOST_INDICES:
+            raise EagerOnly(
+                f"a tensor of {most:,} elements is no flat run of memory; a kernel of "
+                f"a GPU takes at most {MOST_INDICES - 1:,} of such a tensor"
+            )
 
 
 def _chunk_table(counts: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
@@ -101,6 +120,8 @@ class TritonTable:
         self.name = kernel.name
         self.pool = pool
         self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
+        for variant, table in zip(kernel.every, self.tables, strict=True):
+            _check_indices(variant, table)
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
         self.position = position
