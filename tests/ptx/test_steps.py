@@ -17,6 +17,7 @@ from torch import optim
 from torch.optim import Optimizer
 
 import fuseopt
+from fuseopt.codegen.triton import variant
 from tests.papers import ELEMENTWISE, REDUCING
 from tests.simulated.twins import SINGLE, Clipped
 
@@ -143,6 +144,15 @@ def test_reductions(ptx: Log, kind: type[Optimizer]) -> None:
     assert not ptx.faults
     for p, q in zip(twins.eager_params, twins.params, strict=True):
         assert torch.allclose(p, q.cpu(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("few", [0, variant.FEW], ids=["64 bits", "32 bits"])
+def test_lanes_with_geometry(ptx: Log, monkeypatch: Any, few: int) -> None:
+    """Indices are divided in 32 bits, or in 64 where a lane has 2**31 elements."""
+    monkeypatch.setattr(variant, "FEW", few)
+    twins = PtxTwins(functools.partial(optim.SGD, lr=0.1, momentum=0.5), MANY)
+    assert not twins.run(("moved", "strided", "strided"))
+    assert not ptx.faults
 
 
 @pytest.mark.parametrize("capturable", [False, True])

@@ -1,4 +1,4 @@
-"""Lanes whose indices need more than a kernel's 31 bits are refused, not wrapped."""
+"""Rows and columns whose indices need more than a kernel's 31 bits are refused."""
 
 from __future__ import annotations
 
@@ -7,34 +7,28 @@ from typing import Any
 
 import pytest
 
+from fuseopt.codegen.triton.variant import FEW
 from fuseopt.errors import EagerOnly
-from fuseopt.runtime.triton.table import MOST_INDICES, _check_indices
-
-FLAT = -1
+from fuseopt.runtime.triton.table import _check_folds
 
 
-def check(numel: int, geometry: list[int] | None, reduction: str = "") -> None:
-    place = FLAT if geometry is None else 0
-    table: Any = SimpleNamespace(
-        strided=[place], start=[0, numel], geometry=geometry or []
-    )
+def check(results: int, elements: int, reduction: str = "dims") -> None:
+    table: Any = SimpleNamespace(strided=[0], geometry=[0, results, elements])
     variant: Any = SimpleNamespace(reduction=reduction)
-    _check_indices(variant, table)
+    _check_folds(variant, table)
 
 
-def test_a_flat_run_may_be_of_any_length() -> None:
-    check(2**34, None)
+def test_each_count_matters_and_not_their_product() -> None:
+    check(2**17, 2**17)
+    check(FEW - 1, FEW - 1)
+    for few, many in ((8, FEW), (2**17, 2**40)):
+        with pytest.raises(EagerOnly, match="rows or columns"):
+            check(few, many)
+        with pytest.raises(EagerOnly, match="rows or columns"):
+            check(many, few)
 
 
-def test_a_lane_with_geometry_may_not() -> None:
-    check(MOST_INDICES - 1, [1, 8, 1])
-    with pytest.raises(EagerOnly, match="is no flat run of memory"):
-        check(MOST_INDICES, [1, 8, 1])
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_of_rows_each_count_matters_and_not_their_product(kept: bool) -> None:
-    few, many = 8, MOST_INDICES
-    check(2**34, [0, 2**17, 2**17], "dims")
-    with pytest.raises(EagerOnly):
-        check(2**34, [0, many, few] if kept else [0, few, many], "dims")
+def test_other_lanes_may_have_any_length() -> None:
+    """Their kernels divide indices in 64 bits from 2**31 elements on."""
+    check(2**40, 2**20, reduction="full")
+    check(2**40, 2**20, reduction="")

@@ -226,10 +226,7 @@ class Blocks:
             "shape = geometry + tl.where(strided, layout, 0)",
             "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
             "rest = start + at + within",
-            "left = rest.to(tl.int32)",
-            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
-            "for d in range(dims):",
-            *indent(self.w.walk(slots)),
+            *self.w.walk(slots),
         ]
         return [*walk, *self._chunk({s: f"p{s} + o{s}" for s in slots}, "mask")]
 

@@ -22,6 +22,9 @@ RECORD = 4
 FLAT, ALIGNED = -1, -2
 CHUNK_FIELDS = 4
 
+#: Elements up to which indices are divided in 32 bits; a chunk's go some beyond it.
+FEW = 2**31 - 2**12
+
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
 #: The code after the loads of the main path.
@@ -317,13 +320,31 @@ class Function:
         return self.v.instrs[i].op == "pow" and self.v.instrs[i].dtype == "f32"
 
     def walk(self, slots: Sequence[int]) -> list[str]:
-        """Return one dimension of an odometer over `left`: offsets of element slots."""
+        """Return the offsets of elements `rest` of a lane with geometry.
+
+        Most lanes have fewer than 2**31 elements, whose indices are divided in 32 bits:
+        a GPU divides 64 bits in many more instructions.
+        """
         return [
-            "size = tl.load(shape + dims - d).to(tl.int32)",
-            "index = left % size",
-            "left = left // size",
+            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
+            f"if start + count < {FEW}:",
+            "    left = rest.to(tl.int32)",
+            "    for d in range(dims):",
+            *indent(self._odometer(slots, "left", ".to(tl.int32)"), 2),
+            "else:",
+            "    wide = rest",
+            "    for d in range(dims):",
+            *indent(self._odometer(slots, "wide", ""), 2),
+        ]
+
+    def _odometer(self, slots: Sequence[int], left: str, cast: str) -> list[str]:
+        """Return one dimension of an odometer; `cast`: to the type of what is left."""
+        return [
+            f"size_{left} = tl.load(shape + dims - d){cast}",
+            f"turn_{left} = {left} % size_{left}",
+            f"{left} = {left} // size_{left}",
             *(
-                f"o{s} += index * tl.load(shape + {k + 2} * dims - d)"
+                f"o{s} += turn_{left} * tl.load(shape + {k + 2} * dims - d)"
                 for k, s in enumerate(slots)
             ),
         ]
@@ -343,10 +364,7 @@ class Function:
             "inside = at + tl.arange(0, REST)",
             "mask = inside < count",
             "rest = start + inside",
-            "left = rest.to(tl.int32)  # for lanes with geometry, which have fewer",
-            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
-            "for d in range(dims):",
-            *indent(self.walk(slots)),
+            *self.walk(slots),
             *self.apply({s: f"p{s} + o{s}" for s in slots}),
             *each,
         ]

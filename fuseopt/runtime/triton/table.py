@@ -18,7 +18,7 @@ from ...codegen.triton.blocks import table_words
 from ...codegen.triton.chunks import ROWS, SMALL
 from ...codegen.triton.kernel import functions, packs
 from ...codegen.triton.reduce import outs
-from ...codegen.triton.variant import CHUNK_FIELDS, RECORD
+from ...codegen.triton.variant import CHUNK_FIELDS, FEW, RECORD
 from ...errors import EagerOnly, LaunchError
 from ...handlers import of_handler
 from ...ir.graph import Kernel, Variant, makes_numbers
@@ -38,9 +38,6 @@ from .registry import Program, type_of
 #: H100 or H200 take 396 to 528). So the last programs do not leave most of the GPU
 #: idle. Chosen by counting, not yet measured on a GPU.
 SPAN, PROGRAMS = 16, 2048
-#: Kernels divide indices of lanes with geometry in 32 bits; a program's go up to 4,096
-#: beyond its lane.
-MOST_INDICES = 2**31 - 2**12
 
 
 def span_of(chunks: int) -> int:
@@ -60,16 +57,16 @@ def _chunks(variant: Variant, table: VariantTable, block: int) -> torch.Tensor:
     return (start[1:] - start[:-1] + block - 1) // block
 
 
-def _check_indices(variant: Variant, table: VariantTable) -> None:
-    """Raise EagerOnly for a lane with geometry whose indices need more than 31 bits."""
-    for lane, k in enumerate(table.strided):
-        most = table.start[lane + 1] - table.start[lane]
-        if variant.reduction == "dims":
-            most = max(table.geometry[k + 1 : k + 3])
-        if k >= 0 and most >= MOST_INDICES:
+def _check_folds(variant: Variant, table: VariantTable) -> None:
+    """Raise EagerOnly for rows or columns whose indices need more than 31 bits."""
+    if variant.reduction != "dims":
+        return
+    for k in table.strided:
+        most = max(table.geometry[k + 1 : k + 3])
+        if most >= FEW:
             raise EagerOnly(
-                f"a tensor of {most:,} elements is no flat run of memory; a kernel of "
-                f"a GPU takes at most {MOST_INDICES - 1:,} of such a tensor"
+                f"a tensor has {most:,} rows or columns, or so many elements in one; a "
+                f"kernel of a GPU folds fewer than {FEW:,}"
             )
 
 
@@ -121,7 +118,7 @@ class TritonTable:
         self.pool = pool
         self.tables = [VariantTable(v, position, layouts, tiles) for v in kernel.every]
         for variant, table in zip(kernel.every, self.tables, strict=True):
-            _check_indices(variant, table)
+            _check_folds(variant, table)
         self.symbolic = any(t.symbolic for t in self.tables)
         block = module.sizes["BLOCK"]
         self.position = position
