@@ -21,6 +21,9 @@ PART = 256
 #: Elements of a chunk with searches: a thread has eight of each tensor, since the
 #: parts of a search take many registers.
 CHUNK = 1024
+#: Registers of a thread with such a chunk: three programs of a multiprocessor. Triton
+#: 3.6 takes some more for AdamW in fp8, and no stack with these.
+REGISTERS = 168
 #: Elements of a part of a block: a warp has NEIGHBOURS of them in each thread. A thread
 #: has the same ones of all parts, so that a warp folds a block.
 ROW = 128

@@ -52,8 +52,8 @@ CONSTANTS = """\
 BLOCK = {block}
 # So many elements the general path takes at a time.
 REST = {rest}
-{exact}# No number is too small to be kept. A thread may have all registers there
-# are: else the assembler saves them, begins loads late and uses the stack.
+{exact}# No number is too small to be kept. With fewer registers the assembler
+# would begin loads late and use the stack.
 OPTIONS = {{
     "num_warps": {warps},
     "num_stages": 1,
@@ -260,7 +260,8 @@ class TritonTarget(Target):
         block, warps = self.block or block, self.warps or warps
         rest = min(block, 64 * warps)
         exact = "" if self.fast else EXACT
-        registers = self.registers or ALL_REGISTERS
+        few = blocks.REGISTERS if block == blocks.CHUNK and tables else ALL_REGISTERS
+        registers = self.registers or few
         constants = CONSTANTS.format(
             block=block,
             rest=rest,
