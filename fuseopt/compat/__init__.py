@@ -128,7 +128,7 @@ from .tensors import (
     shapes_of,
     wraps_others,
 )
-from .trace_memory import TraceFakes, WeakMemory, forget, tidy
+from .trace_memory import TraceFakes, WeakMemory, after_reset, forget, tidy
 from .traced import (
     IN_MODE,
     STANCE,
@@ -198,6 +198,7 @@ __all__ = [
     "WeakMemory",
     "Window",
     "acts_otherwise",
+    "after_reset",
     "alike",
     "are_spread",
     "arrived",

@@ -19,12 +19,16 @@ from .names import Missing, find
 @probed(
     "freed-compilations",
     "what Dynamo keeps of a compiled step is freed with its optimizer",
-    "a process that makes many optimizers grows",
+    "a process that makes many optimizers grows; torch swaps no parameter of a step",
 )
 def FREED() -> None:
     find("torch._C:_dynamo.eval_frame._debug_get_cache_entry_list")
     find("torch._C:_dynamo.eval_frame.reset_code")
     find("torch._dynamo.eval_frame:cached_backends")
+
+
+#: All objects of the class below.
+_TRACES: weakref.WeakSet[TraceFakes] = weakref.WeakSet()
 
 
 class TraceFakes:
@@ -38,6 +42,8 @@ class TraceFakes:
 
     def __init__(self) -> None:
         self._shapes: list[weakref.ref[Any]] = []
+        self._contexts: list[weakref.ref[Any]] = []
+        _TRACES.add(self)
         #: True if a trace may hold weak references to its tensor arguments
         self.hold = False
         #: the file names of graphs in linecache
@@ -56,6 +62,8 @@ class TraceFakes:
         if shapes is not None:
             self._shapes = [x for x in self._shapes if x() is not None]
             self._shapes.append(weakref.ref(shapes))
+            self._contexts = [x for x in self._contexts if x() is not None]
+            self._contexts.append(weakref.ref(context))
 
     def unhand(self) -> None:
         """Drop a trace's weak references to its tensor arguments, after the trace.
@@ -75,6 +83,14 @@ class TraceFakes:
                 known = getattr(describer, "lookup_tensor", None)
                 if known is not None:
                     known.clear()
+
+    def unhand_contexts(self) -> None:
+        """Drop the weak references of traces whose code Dynamo has dropped."""
+        self.unhand()
+        for context in self._contexts:
+            known = getattr(context(), "tensor_to_context", None)
+            if known is not None:
+                known.clear()
 
     def forget(self) -> None:
         """Release the fakes of finished traces."""
@@ -164,8 +180,26 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
             find("torch.fx.graph_module:_loader").eval_cache.pop(name, None)
 
 
-def _drop_finalizers(guards: set[int]) -> None:
-    """Detach finalizers whose guards are these, or no longer exist."""
+def after_reset() -> None:
+    """Drop weak references to tensors after `torch._dynamo.reset()` dropped all code.
+
+    torch cannot swap a tensor that has any. Relies on what `unhand` and `forget` rely
+    on, and on the lock of compilations, which `reset` holds.
+    """
+    if not FREED.available():
+        return
+    try:
+        for traces in [*_TRACES]:
+            traces.unhand_contexts()
+        _drop_finalizers(set(), reset=True)
+    except AttributeError as error:
+        FREED.broke(error)
+
+
+def _drop_finalizers(guards: set[int], reset: bool = False) -> None:
+    """Detach finalizers whose guards are these, or no longer exist. `reset`: also those
+    of guards without code, which no compilation is about to use.
+    """
     # one call of C: making a list of items may trigger a collection, which removes
     # entries
     registry = weakref.finalize._registry.copy()  # type: ignore[attr-defined]
@@ -178,5 +212,6 @@ def _drop_finalizers(guards: set[int]) -> None:
             continue
         manager = getattr(owner, "guard_manager", None)
         is_deleted = type(manager).__name__ == "DeletedGuardManagerWrapper"
+        is_deleted |= reset and getattr(manager, "cache_entry", 0) is None
         if is_deleted or id(manager) in guards:
             finalizer.detach()

@@ -71,9 +71,11 @@ class Backend:
 
             settle_interrupted()
         if f"{__package__}.session" in sys.modules:
+            from ..compat import after_reset
             from .session import session
 
             session.reset()
+            after_reset()
 
 
 BACKEND = Backend()
