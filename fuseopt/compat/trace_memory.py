@@ -27,10 +27,6 @@ def FREED() -> None:
     find("torch._dynamo.eval_frame:cached_backends")
 
 
-#: All objects of the class below.
-_TRACES: weakref.WeakSet[TraceFakes] = weakref.WeakSet()
-
-
 class TraceFakes:
     """Fake tensors that Dynamo traced with, weakly referenced.
 
@@ -43,7 +39,6 @@ class TraceFakes:
     def __init__(self) -> None:
         self._shapes: list[weakref.ref[Any]] = []
         self._contexts: list[weakref.ref[Any]] = []
-        _TRACES.add(self)
         #: True if a trace may hold weak references to its tensor arguments
         self.hold = False
         #: the file names of graphs in linecache
@@ -180,7 +175,7 @@ def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:
             find("torch.fx.graph_module:_loader").eval_cache.pop(name, None)
 
 
-def after_reset() -> None:
+def after_reset(every: Iterable[TraceFakes]) -> None:
     """Drop weak references to tensors after `torch._dynamo.reset()` dropped all code.
 
     torch cannot swap a tensor that has any. Relies on what `unhand` and `forget` rely
@@ -189,7 +184,7 @@ def after_reset() -> None:
     if not FREED.available():
         return
     try:
-        for traces in [*_TRACES]:
+        for traces in every:
             traces.unhand_contexts()
         _drop_finalizers(set(), reset=True)
     except AttributeError as error:

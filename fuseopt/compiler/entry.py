@@ -75,7 +75,7 @@ class Backend:
             from .session import session
 
             session.reset()
-            after_reset()
+            after_reset([*session.traces])
 
 
 BACKEND = Backend()

@@ -60,6 +60,8 @@ class Session:
         )
         #: clips of gradients, by the id of the first parameter that has a gradient
         self.clips: dict[int, Any] = {}
+        #: fakes of the traces of bound steps
+        self.traces: weakref.WeakSet[Any] = weakref.WeakSet()
         #: optimizers with a graph break in their steps
         self.cut: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -46,6 +46,7 @@ class Compilations:
         #: (code objects, backend) of each function passed to Dynamo
         self.known: list[tuple[list[types.CodeType], Any]] = []
         self.fakes = compat.TraceFakes()
+        session.traces.add(self.fakes)
         self.reports: list[Report] = []
         # the garbage collector ends owners without a call of `forget`
         records = self.known, self.fakes, self.reports

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...ir.searches import words_of
 from ...ir.tables import TABLES
 from ..optable import cpp_literal
-from ..searches import words_of
 
 
 def _rows(name: str, kind: str, entries: Iterable[str]) -> list[str]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from ...ir.blocks import FOLDS, read_by_block, size_of
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant
+from ...ir.searches import words_of
 from ...ir.tables import TABLES
-from ..searches import words_of
 from .text import indent
 from .variant import ALIGNED, Function
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..ir.tables import TABLES
+from .tables import TABLES
 
 
 class Words(NamedTuple):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fuseopt.codegen.searches import words_of
+from fuseopt.ir.searches import words_of
 from fuseopt.ir.tables import TABLES
 
 
