@@ -26,7 +26,7 @@ REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
 HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
-.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events fuzz-stores replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
+.PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events fuzz-stores fuzz-states replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
 
 help:
 	@echo "make demo      train a small GPT-2 with the compiled step, beside eager"
@@ -63,7 +63,7 @@ test-all: $(VENV)/stamp-test
 # Programs, optimizers, then what users do. The same ones again: make fuzz
 # PROGRAM_FLAGS="--hypothesis-seed=<as it printed>" FUZZ_FLAGS="--first <as it printed>".
 # Of the latter, those that an earlier run got done are not run again.
-fuzz: fuzz-programs fuzz-optimizers fuzz-events fuzz-stores
+fuzz: fuzz-programs fuzz-optimizers fuzz-events fuzz-stores fuzz-states
 
 fuzz-programs: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/numerics/test_fuzz_programs.py \
@@ -84,6 +84,11 @@ fuzz-events: $(VENV)/stamp-test
 STORE_FLAGS ?= --count 1000
 fuzz-stores: $(VENV)/stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools.fuzz stores $(STORE_FLAGS)
+
+# All sources of numbers and objects, and all states of the caller.
+fuzz-states: $(VENV)/stamp-test
+	$(BIN)/python -m pytest tests/sources tests/numerics/test_caller_states.py \
+		$(TEST_FLAGS)
 
 # A part of the tests: make replay REPLAY_FLAGS="--tests tests/scheduler/test_stages.py".
 replay: $(VENV)/stamp-test

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -139,12 +140,25 @@ def forget(codes: Iterable[types.CodeType], backend: Callable[..., Any]) -> None
         }
         for code in codes:
             eval_frame.reset_code(code)
-        for key, entry in [*backends.items()]:
+        for key, entry in [] if _resets() else [*backends.items()]:
             if entry is backend or getattr(entry, "compiler_fn", None) is backend:
                 backends.pop(key, None)
         _drop_finalizers(guards)
     except (Missing, AttributeError) as error:
         FREED.broke(error)
+
+
+def _resets() -> bool:
+    """Does a thread reset Dynamo? It visits all backends, then clears their table."""
+    loop = find("torch._dynamo.eval_frame:_reset_guarded_backend_cache", None)
+    code = getattr(loop, "__code__", None)
+    for innermost in sys._current_frames().values():
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
 
 
 def tidy(codes: Iterable[types.CodeType], graphs: Iterable[str]) -> None:

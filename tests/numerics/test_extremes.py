@@ -282,7 +282,5 @@ def test_offsets_of_generated_source_have_64_bits() -> None:
     assert "start = ordinal.to(tl.int64) * (span * BLOCK)" in triton
     assert "(1 + tl.program_id(0).to(tl.int64)) * 4" in triton
     narrow = re.findall(r"(\w+) = .*\.to\(tl\.int32\)", triton)
-    # elements of one chunk, dimensions of one tensor, and what is left of an index
-    # where the chunk ends before 2**31
-    assert set(narrow) == {"count", "dims", "left", "size_left"}
-    assert "if start + count < 2147479552:\n            left = " in triton
+    # elements of one chunk, and dimensions of one tensor
+    assert set(narrow) == {"count", "dims"}

@@ -150,7 +150,7 @@ def test_reductions(ptx: Log, kind: type[Optimizer]) -> None:
 def test_lanes_with_geometry(ptx: Log, monkeypatch: Any, few: int) -> None:
     """Indices are divided in 32 bits, or in 64 where a lane has 2**31 elements."""
     monkeypatch.setattr(variant, "FEW", few)
-    twins = PtxTwins(functools.partial(optim.SGD, lr=0.1, momentum=0.5), MANY)
+    twins = PtxTwins(Clipped, MANY, whole=True)
     assert not twins.run(("moved", "strided", "strided"))
     assert not ptx.faults
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...errors import EagerOnly
+from ...ir.blocks import size_of
 from ...ir.graph import DTYPE_BYTES, Variant, makes_numbers
 from .. import optable
 from ..optable import TRITON_TYPES as TYPES
@@ -322,31 +323,32 @@ class Function:
     def walk(self, slots: Sequence[int]) -> list[str]:
         """Return the offsets of elements `rest` of a lane with geometry.
 
-        Most lanes have fewer than 2**31 elements, whose indices are divided in 32 bits:
-        a GPU divides 64 bits in many more instructions.
+        Folds and blocks often have such lanes, which seldom have 2**31 elements. Then
+        indices are divided in 32 bits: a GPU divides 64 in many more instructions.
+        Other steps have few such lanes, and no registers to spare.
         """
-        return [
-            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
+        wide = ["turn = left % size", "left = left // size"]
+        narrow = [
             f"if start + count < {FEW}:",
-            "    left = rest.to(tl.int32)",
-            "    for d in range(dims):",
-            *indent(self._odometer(slots, "left", ".to(tl.int32)"), 2),
+            "    small = left.to(tl.int32)",
+            "    turn = (small % size.to(tl.int32)).to(tl.int64)",
+            "    left = (small // size.to(tl.int32)).to(tl.int64)",
             "else:",
-            "    wide = rest",
-            "    for d in range(dims):",
-            *indent(self._odometer(slots, "wide", ""), 2),
+            *indent(wide),
         ]
-
-    def _odometer(self, slots: Sequence[int], left: str, cast: str) -> list[str]:
-        """Return one dimension of an odometer; `cast`: to the type of what is left."""
-        return [
-            f"size_{left} = tl.load(shape + dims - d){cast}",
-            f"turn_{left} = {left} % size_{left}",
-            f"{left} = {left} // size_{left}",
+        odometer = [
+            "size = tl.load(shape + dims - d)",
+            *(narrow if self.v.reduction or size_of(self.v.instrs) else wide),
             *(
-                f"o{s} += turn_{left} * tl.load(shape + {k + 2} * dims - d)"
+                f"o{s} += turn * tl.load(shape + {k + 2} * dims - d)"
                 for k, s in enumerate(slots)
             ),
+        ]
+        return [
+            *(f"o{s} = tl.where(strided, 0, rest)" for s in slots),
+            "left = rest",
+            "for d in range(dims):",
+            *indent(odometer),
         ]
 
     def general(
