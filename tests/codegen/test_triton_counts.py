@@ -85,8 +85,8 @@ def each_of(dtype: torch.dtype, counts: Counts) -> dict[int, float]:
     return each
 
 
-def numbers_of_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """The kernel of AdamW as torch makes it: counters and corrections on the CPU."""
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
+    """All kernels that are rendered from now on."""
     found: list[Kernel] = []
     render = TritonTarget.render
 
@@ -95,6 +95,12 @@ def numbers_of_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
         return render(target, kernel)
 
     monkeypatch.setattr(TritonTarget, "render", seen)
+    return found
+
+
+def numbers_of_the_host(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """The kernel of AdamW as torch makes it: counters and corrections on the CPU."""
+    found = rendered(monkeypatch)
     twins = SimTwins(lambda ps: torch.optim.AdamW(ps, foreach=True), dtype=dtype)
     for _ in range(2):
         twins.step()

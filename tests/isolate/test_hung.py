@@ -73,6 +73,14 @@ def check(
     """Step twice, plain and compiled, while something hangs on both."""
     twin, mine = build(kind, size), build(kind, size)
     twin.step, mine.step = twin.opt.step, beside.WAYS[way](mine.opt)
+    compare(twin, mine, hang, when)
+    return mine
+
+
+def compare(
+    twin: beside.Run, mine: beside.Run, hang: Callable[[Any], Any], when: int
+) -> None:
+    """Step both, plain and compiled, while something hangs on them."""
     undo: list[Callable[[], object]] = []
     for turn in range(STEPS):
         for run in (twin, mine):
@@ -92,7 +100,6 @@ def check(
         assert not [*unlike(held(mine), wanted)], f"step {turn} has written"
         if [*unlike(held(twin), before)]:
             break  # eager's step is done in part
-    return mine
 
 
 def runs_as_before(run: beside.Run) -> bool:

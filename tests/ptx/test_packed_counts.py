@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 import fuseopt
 from fuseopt.codegen.triton.kernel import TritonTarget
-from fuseopt.ir.graph import Kernel
 from fuseopt.runtime.triton.build import compile_offline
 from tests.codegen.sass import resources
+from tests.codegen.test_triton_code import CUDA
+from tests.codegen.test_triton_counts import rendered
 
 from .kernels import Launch, Log
 
@@ -46,14 +47,7 @@ def test_packed_state(ptx: Log, name: str, monkeypatch: Any, tmp_path: Any) -> N
     """Each number is moved once, sixteen bytes of float32 at a time; nothing goes to
     the stack, and three programs fit a multiprocessor.
     """
-    found: list[Kernel] = []
-    render = TritonTarget.render
-
-    def seen(target: TritonTarget, kernel: Kernel) -> Any:
-        found.append(kernel)
-        return render(target, kernel)
-
-    monkeypatch.setattr(TritonTarget, "render", seen)
+    found = rendered(monkeypatch)
     launch = last_launch(
         ptx,
         lambda ps: optim.AdamW(ps, foreach=True),
@@ -71,7 +65,7 @@ def test_packed_state(ptx: Log, name: str, monkeypatch: Any, tmp_path: Any) -> N
     least = SECTOR * (traffic.loads + traffic.stores)
     assert each * COUNT <= least <= each * COUNT + 9 * SECTOR * COUNT // 256
     assert launch.run.instructions / COUNT <= most
-    source = render(TritonTarget(cuda=(13, 0)), found[-1])
+    source = TritonTarget(cuda=CUDA).render(found[-1])
     made = compile_offline(source, "sm_90", str(tmp_path))
     used = resources(made["cubin"], str(tmp_path))
     assert used["REG"] <= 168

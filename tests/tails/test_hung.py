@@ -11,9 +11,8 @@ import torch
 
 import fuseopt
 from tests import beside
-from tests.frozen import unlike
 from tests.hung import cases
-from tests.isolate.test_hung import GONE, LATER, STEPS, build, held
+from tests.isolate.test_hung import LATER, build, compare
 
 #: A list that can be gone over once is gone over by clip, and then empty for the step.
 ONCE = ("params: iterator", "params: generator", "params: filter")
@@ -47,22 +46,4 @@ def test_what_hangs_on_an_optimizer(name: str, size: int, when: int) -> None:
     twin.step = lambda: written(twin)
     with beside.quiet():
         mine.step = fuseopt.tail(mine.opt, clip_grad_norm=1.0, zero_grad=True)
-        undo: list[Any] = []
-        for turn in range(STEPS):
-            for run in (twin, mine):
-                run.prepare(turn)
-                if turn == when:
-                    undo.append(CASES[name](run.opt))
-                if turn == when + GONE:
-                    undo.pop(0)()
-            before = held(mine)
-            want, got = twin.take(), mine.take()
-            assert type(got) is type(want), f"call {turn}: {got!r}, written {want!r}"
-            if want is None:
-                assert not [*unlike(held(mine), held(twin))], f"call {turn}"
-                continue
-            # nothing is written, or what is written by hand before that raises
-            if [*unlike(held(mine), before)]:
-                assert not [*unlike(held(mine), held(twin))], f"call {turn} has written"
-            if [*unlike(held(twin), before)]:
-                break
+        compare(twin, mine, CASES[name], when)

@@ -7,14 +7,14 @@ Where it folds a number of a block, the chunk is a matrix with a row for each bl
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...ir.blocks import FOLDS, read_by_block, size_of
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant
 from ...ir.searches import words_of
 from ...ir.tables import TABLES
 from .text import indent
-from .variant import ALIGNED, Function
+from .variant import ALIGNED, GEOMETRY, Function
 
 #: Numbers of a part of a table, in memory.
 PART = 256
@@ -59,17 +59,21 @@ def lookup(values, code, part):
 """
 
 
+def _by_part(values: Sequence[object]) -> str:
+    """The expression of the value of a part."""
+    text = str(values[-1])
+    for k, value in enumerate(values[:-1]):
+        text = f"tl.where(part == {k}, {value}, {text})"
+    return text
+
+
 def search(number: int) -> str:
     """The function `search<number>` of a table: one word for each number."""
     shift, first, last, _, above, below = words_of(number)
     signed = max(below) >= 0
-    positive, negative = str(above[-1] - first), str(below[-1] - first)
-    least = '-float("inf")' if below[-1] >= 0 else "0.0"
-    for k in range(len(above) - 1):
-        positive = f"tl.where(part == {k}, {above[k] - first}, {positive})"
-        negative = f"tl.where(part == {k}, {max(below[k], 0) - first}, {negative})"
-        of_part = 'float("-inf")' if below[k] >= 0 else "0.0"
-        least = f"tl.where(part == {k}, {of_part}, {least})"
+    positive = _by_part([x - first for x in above])
+    negative = _by_part([max(x, 0) - first for x in below])
+    least = _by_part(['float("-inf")' if x >= 0 else "0.0" for x in below])
     lines = [
         "bits = x.to(tl.int32, bitcast=True)",
         f"at = tl.maximum((bits & 0x7FFFFFFF) >> {shift}, {first})",
@@ -187,6 +191,7 @@ class Blocks:
             "for at in range(0, even, BLOCK):",
             *indent(self._main()),
             *self._shape(rest),
+            *GEOMETRY.splitlines(),
             f"for at in range(even, count, {rest}):",
             *indent(self._general()),
             *w.ticket(),
@@ -225,9 +230,6 @@ class Blocks:
         walk = [
             "mask = within < count - at",
             *([f"begins = row * {self.size} < count - at"] if self.size else []),
-            "strided = layout >= 0",
-            "shape = geometry + tl.where(strided, layout, 0)",
-            "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
             "rest = start + at + within",
             *self.w.walk(slots),
         ]

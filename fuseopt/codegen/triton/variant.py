@@ -28,6 +28,12 @@ FEW = 2**31 - 2**12
 
 SIZES = ("BLOCK: tl.constexpr", "REST: tl.constexpr")
 
+#: The code above the loop of a general path, for `Function.walk`.
+GEOMETRY = """\
+strided = layout >= 0
+shape = geometry + tl.where(strided, layout, 0)
+dims = tl.load(shape, mask=strided, other=0).to(tl.int32)
+"""
 #: The code after the loads of the main path.
 UNDER_WAY = """\
 # All loads are under way before the first is waited for. To save registers, the
@@ -372,9 +378,7 @@ class Function:
         ]
         body = [
             "# few elements at a time, so that it needs few registers",
-            "strided = layout >= 0",
-            "shape = geometry + tl.where(strided, layout, 0)",
-            "dims = tl.load(shape, mask=strided, other=0).to(tl.int32)",
+            *GEOMETRY.splitlines(),
             *before,
             "for at in range(begin, count, REST):",
             *indent(loop),
