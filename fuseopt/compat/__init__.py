@@ -31,7 +31,7 @@ from .capability import (
 from .contexts import scalar_outputs
 from .counters import free_symbols, stay_symbolic, take_for_symbols
 from .debug import debug_folder, trace_artifact
-from .dicts import dict_version
+from .dicts import dict_of_class, dict_version
 from .disabled import disabled, initialize, never_compiled
 from .dtensors import (
     alike,
@@ -214,6 +214,7 @@ __all__ = [
     "cuts_noted",
     "debug_folder",
     "devices_with_lists",
+    "dict_of_class",
     "dict_version",
     "disabled",
     "dtensor_type",

@@ -1,11 +1,13 @@
-"""Find the offset at which CPython keeps the version of a dict (PEP 509)."""
+"""Read dicts as CPython keeps them: their version (PEP 509), and that of a class."""
 
 from __future__ import annotations
 
 import collections
 import ctypes
 import functools
+import gc
 import sys
+from operator import is_
 from typing import Any
 
 from .capability import cached, probed
@@ -81,3 +83,16 @@ _CHANGES: tuple[tuple[Any, ...], ...] = (
     ("__ior__", {9: "new"}),
     ("clear",),
 )
+
+
+def dict_of_class(kind: type) -> dict[str, Any] | None:
+    """Return the dict of a class, of which `vars(kind)` is a read-only view.
+
+    Relies on the collector, which lists what the view refers to. Returns None if that
+    is anything but one dict with the same items.
+    """
+    found = gc.get_referents(vars(kind))
+    if len(found) != 1 or type(found[0]) is not dict:
+        return None
+    same = all(map(is_, found[0].values(), vars(kind).values()))
+    return found[0] if same and [*found[0]] == [*vars(kind)] else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import types
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from ..handlers import passing
-from .capability import probed
+from .capability import cached, probed
 from .contexts import setting
 from .names import Missing, find
 from .patch_state import patch_state
@@ -120,6 +121,10 @@ def DIRECT_CALLS() -> None:
     find("torch._C:_is_tracing")
 
 
+#: Instructions that write global variables.
+_WRITES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+
+
 class DirectDynamoCall:
     """A function of `self` alone, with Dynamo's compilations of it.
 
@@ -147,7 +152,7 @@ class DirectDynamoCall:
         self.known: list[tuple[Any, Callable[[Any], bool], Callable[[Any], Any]]] = []
 
     def __call__(self, x: Any) -> Any:
-        if self.known and traced_by_nobody():
+        if self.known and not any_tracer()():
             arguments = {"self": x, **self.closed}
             for guards, fit, run in self.known:
                 # Dynamo takes the entry away when it drops the graph
@@ -177,6 +182,35 @@ class DirectDynamoCall:
             for i, (guards, fit, _) in enumerate(self.known)
             if guards.cache_entry is not None and fit(arguments)
         ]
+
+    def direct(
+        self, x: Any, graph: Callable[..., Any]
+    ) -> tuple[Callable[[], bool], Callable[[Any], Any]] | None:
+        """Return a function that checks the guards for `x`, and the compiled code as a
+        function that calls `graph` in place of Dynamo's graph.
+
+        Returns None if there are several compilations, or if the code calls more than
+        one graph or writes global variables.
+        """
+        if len(self.known) != 1:
+            return None
+        ((guards, fit, run),) = self.known
+        arguments = {"self": x, **self.closed}
+        code = run.__code__
+        calls = [n for n in code.co_names if n.startswith(("__compiled", "__resume"))]
+        writes = any(x.opname in _WRITES for x in dis.get_instructions(code))
+        if len(calls) != 1 or calls[0].startswith("__resume") or writes:
+            return None
+
+        def fits() -> bool:
+            if guards.cache_entry is None or any_tracer()():
+                return False
+            return fit(arguments)
+
+        names = {**run.__globals__, calls[0]: graph}
+        return fits, types.FunctionType(
+            code, names, run.__name__, None, run.__closure__
+        )
 
     def _note(self) -> None:
         """Collect the graphs that Dynamo now has for the function."""
@@ -212,16 +246,17 @@ class DirectDynamoCall:
         )
 
 
-def traced_by_nobody() -> bool:
-    """Is neither Dynamo nor another tracer active for this call?"""
-    try:
-        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-        fx_traces = _fx_traces()
-        return callback is None and not (
-            fx_traces is None or torch._C._is_tracing() or fx_traces()
-        )
-    except AttributeError:
-        return False
+@cached
+def any_tracer() -> Callable[[], Any]:
+    """Return a function: is Dynamo or another tracer active for this call?
+
+    If torch lacks one of the functions that report it, it returns True.
+    """
+    callback = find("torch._C:_dynamo.eval_frame.get_eval_frame_callback", None)
+    fx_traces, is_tracing = _fx_traces(), find("torch._C:_is_tracing", None)
+    if callback is None or fx_traces is None or is_tracing is None:
+        return lambda: True
+    return lambda: callback() is not None or is_tracing() or fx_traces()
 
 
 @functools.cache

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .capability import probed
+from .capability import cached, probed
 from .libraries import torch_library
 from .names import Missing, find
-from .traced import traced_by_nobody
+from .traced import any_tracer
 
 #: In C++: at::hasCallbacks(), which is true if callbacks observe functions.
 _CALLBACKS = "_ZN2at12hasCallbacksEv"
@@ -112,25 +112,28 @@ def HOOKS() -> None:
         handle.remove()
 
 
-def without_modes() -> bool:
-    """Is no mode of torch and no tracer active?
+@cached
+def _any_mode() -> Callable[[], Any]:
+    """Return a function: is a mode of torch or a tracer active?
 
-    Relies on the functions that count the modes; False if they are missing.
+    Relies on the functions that count the modes; True if they are missing.
     """
-    if not (MODES.there or MODES.available()):
-        return False
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or not traced_by_nobody()
-    )
+    dispatch = find("torch._C:_len_torch_dispatch_stack", None)
+    function = find("torch._C:_len_torch_function_stack", None)
+    traces = any_tracer()
+    if dispatch is None or function is None:
+        return lambda: True
+    return lambda: dispatch() or function() or traces()
+
+
+def without_modes() -> bool:
+    """Is no mode of torch and no tracer active?"""
+    return (MODES.there or MODES.available()) and not _any_mode()()
 
 
 def unhooked(step_of: Optimizer) -> bool:
     """Is there nothing around a step but marks for profilers: no hooks, modes or
     tracers? False for a wrapper of an optimizer that lacks torch's hooks.
-
-    Relies on the same functions as `without_modes`.
     """
     if not (HOOKS.there or HOOKS.available()):
         return False
@@ -139,17 +142,19 @@ def unhooked(step_of: Optimizer) -> bool:
         hooks = step_of._optimizer_step_pre_hooks or step_of._optimizer_step_post_hooks
     except AttributeError:  # its class does not call Optimizer.__init__
         return False
-    return not (
-        hooks
-        or home._global_optimizer_pre_hooks
-        or home._global_optimizer_post_hooks
-        or not without_modes()
-    )
+    if hooks or home[_BEFORE_ALL] or home[_AFTER_ALL]:
+        return False
+    return (MODES.there or MODES.available()) and not _any_mode()()
+
+
+#: The names of hooks around the steps of all optimizers.
+_BEFORE_ALL, _AFTER_ALL = "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"
 
 
 @functools.cache
-def _hooks_of_all() -> Any:
-    return find("torch.optim.optimizer")
+def _hooks_of_all() -> dict[str, Any]:
+    home: dict[str, Any] = vars(find("torch.optim.optimizer"))
+    return home
 
 
 def ran(step_of: Optimizer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 from operator import and_, attrgetter, is_, is_not, itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -100,6 +100,8 @@ class LaneMatcher:
         self._found: list[Any] = []  # the guard's tensors, None for gradients
         self._late: list[tuple[int, int]] = []
         self.replaced = False
+        #: True if the last calls found different gradients
+        self.alternates = False
         self._last = lanes
 
     def forget(self) -> None:
@@ -110,9 +112,30 @@ class LaneMatcher:
         """Return the lanes that were found; `present`: as in Found."""
         if not self.may_lack:
             return self.lanes
-        if self._last.present != present:
+        self.alternates = self._last.present != present
+        if self.alternates:
             self._last = narrowed(self.lanes, present)
         return self._last
+
+    def repeat(
+        self, optimizer: Any, given: PendingGradients | None = None
+    ) -> CallTensors | None:
+        """Return the tensors of all lanes as the helper's pass finds them.
+
+        Returns None if the pass finds a new object that is no gradient, and before the
+        helper is in use.
+        """
+        guard = self._guard
+        if guard is None:
+            return None
+        lists = [group["params"] for group in optimizer.param_groups]
+        if given is not None and given.grads is None:
+            given = None
+        grads = guard.compare(vars(optimizer), lists, optimizer.state, given)
+        if grads is None:
+            return None
+        known = self._found, guard, grads, self._late, guard.counters
+        return CallTensors(*known, present=guard.present)
 
     def compare(
         self,
@@ -126,39 +149,29 @@ class LaneMatcher:
         Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients not
         yet assigned to parameters; assigned before Python compares.
         """
-        lists = [group["params"] for group in optimizer.param_groups]
-        guard = self._guard
-        if guard is not None:
-            arguments = vars(optimizer), lists, optimizer.state
-            grads = None
-            if given is not None and given.grads is not None:
-                grads = guard.compare(*arguments, given)
-            if grads is None:
-                if given is not None:
-                    given.put()
-                grads = guard.compare(*arguments)
-            if grads is not None:
-                known = self._found, guard, grads, self._late, guard.counters
-                return CallTensors(*known, present=guard.present)
-        if given is not None:
+        found = self.repeat(optimizer, given)
+        if found is None and given is not None:
             given.put()
+            found = self.repeat(optimizer)
+        if found is not None:
+            return found
         grads = list(map(_GRAD, self._params))
         there = bytes(map(is_not, grads, repeat(None)))
         may = bytes(map(and_, there, self._had)) if self.may_lack else self._had
         if there != may or not self.lanes.same(optimizer):
             return None
         was_guarded, self._guard, self._found = self._guard is not None, None, []
-        found = self._compare_rest(grads, there)
-        if found is None:
+        read = self._compare_rest(grads, there)
+        if read is None:
             return None
         if was_guarded:
             # a step that replaces the objects of lanes each time would need a new guard
             # at each call
             self._steady, self.replaced = False, True
         if helper is not None and self._steady and not self._young:
-            self._guard_from_now(helper, found.tensors(), optimizer.state, rest)
+            self._guard_from_now(helper, read.tensors(), optimizer.state, rest)
         self._young = False
-        return found
+        return read
 
     def _guard_from_now(
         self,
@@ -297,8 +310,7 @@ class RecentLanes:
         The arguments are those of LaneMatcher.compare.
         """
         several = len(self.every) > 1
-        lists = (group["params"] for group in optimizer.param_groups)
-        first = next(chain.from_iterable(lists), None) if several else None
+        first = first_param(optimizer) if several else None
         for matcher in reversed(self.every):
             if several and matcher.first is not first:
                 continue
@@ -316,6 +328,14 @@ class RecentLanes:
                     self.every.append(matcher)
                 return matcher.lanes_of(found.present), found
         return None
+
+
+def first_param(optimizer: Any) -> Any:
+    """Return the first parameter of an optimizer, or None."""
+    for group in optimizer.param_groups:
+        if group["params"]:
+            return group["params"][0]
+    return None
 
 
 def order_of(lanes: Lanes) -> list[int]:
@@ -345,6 +365,7 @@ __all__ = [
     "LaneMatcher",
     "RecentLanes",
     "counter_places",
+    "first_param",
     "order_of",
     "places",
 ]

@@ -9,14 +9,22 @@ by identity, in a few fast C calls.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import types
+from array import array
+from collections.abc import Callable
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 from torch.optim import Optimizer
 
+from .. import compat
+from ..runtime.guards.library import ContainerRecord
+from ..runtime.guards.tensors import address
 from .change import SAME, Change, Difference
+from .contents import Contents
 
 _CODE = attrgetter("__code__")
 
@@ -38,11 +46,15 @@ class StructureGuard:
         self._groups: Any = None
         self._n = 0
         self._kind: type | None = None
+        self._classes: list[type] = []
         #: live views of the values of each class's dict
         self._views: list[Any] = []
         self._held: list[Any] = []
         self._functions: list[types.FunctionType] = []
         self._codes: list[types.CodeType] = []
+        #: the comparisons of the classes' dicts and of the codes in C
+        self._in_c: tuple[Callable[[], int], Callable[[], int]] | None = None
+        self._kept: Any = None  # what these read
 
     @property
     def known(self) -> bool:
@@ -53,11 +65,13 @@ class StructureGuard:
         """Release all objects."""
         self._kind = self._state = self._groups = None
 
-    def compare(self, optimizer: Optimizer) -> Difference:
+    def compare(
+        self, optimizer: Optimizer, helper: ctypes.PyDLL | None = None
+    ) -> Difference:
         """Compare an optimizer with the recorded one; return SAME or STRUCTURE.
 
         Compares the state, the list of groups and its length, the class, and the
-        objects and code of its classes.
+        objects and code of its classes. `helper`: the library of the guards.
         """
         groups = optimizer.param_groups
         if self._kind is not type(optimizer):
@@ -66,6 +80,9 @@ class StructureGuard:
             return NEW_STATE
         if self._groups is not groups or self._n != len(groups):
             return NEW_GROUPS
+        in_c = self._in_c
+        if in_c is not None and in_c[0]() and in_c[1]():
+            return SAME
         if sum(map(len, self._views)) != len(self._held):
             return NEW_ATTRIBUTE
         if not all(map(is_, chain.from_iterable(self._views), self._held)):
@@ -73,6 +90,8 @@ class StructureGuard:
                 return NEW_ATTRIBUTE
         if not all(map(is_, map(_CODE, self._functions), self._codes)):
             return NEW_CODE
+        if helper is not None and in_c is None:
+            self._compare_in_c(helper)
         return SAME
 
     def take(self, optimizer: Optimizer) -> None:
@@ -85,6 +104,23 @@ class StructureGuard:
         groups = optimizer.param_groups
         self._state, self._groups, self._n = optimizer.state, groups, len(groups)
         self._read(type(optimizer))
+
+    def _compare_in_c(self, helper: ctypes.PyDLL) -> None:
+        """Let the helper compare the classes from now on, which have just matched."""
+        dicts = [compat.dict_of_class(c) for c in self._classes]
+        contents, struct = Contents(dicts), ContainerRecord()
+        if None in dicts or not contents.fill(struct):
+            return
+        ids = [array("Q", map(id, x)) for x in (self._functions, self._codes)]
+        holds, codes = helper.fuseopt_holds, helper.fuseopt_codes
+        holds.restype, holds.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        codes.restype = ctypes.c_int64
+        codes.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+        self._in_c = (
+            functools.partial(holds, ctypes.addressof(struct)),
+            functools.partial(codes, len(self._codes), *map(address, ids)),
+        )
+        self._kept = contents, ids
 
     def _only_values(self) -> bool:
         """Did only numbers and strings change, whose values Dynamo guards?"""
@@ -99,6 +135,7 @@ class StructureGuard:
         inside = kind.__mro__[: kind.__mro__.index(Optimizer)]
         mixed_in = kind.__mro__[kind.__mro__.index(Optimizer) + 1 :]
         classes = [*inside, *(c for c in mixed_in if c is not object)]
+        self._in_c, self._classes = None, classes
         self._views = [vars(c).values() for c in classes]
         self._held = [*chain.from_iterable(self._views)]
         bare = [

@@ -104,3 +104,19 @@ def released(isolated: Any) -> Callable[[Any], None]:
             step.release()
 
     return release
+
+
+def backend_of_all(refusal: str) -> Callable[..., Any]:
+    """Return the backend of a step that is traced whole; Reports get the reason."""
+    if not refusal:
+        return BACKEND
+
+    def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
+        n_reports = len(session.reports)
+        compiled = BACKEND(gm, example_inputs, **keywords)
+        for report in session.reports[n_reports:]:
+            report.traced = f"all lanes, since {refusal}"
+        return compiled
+
+    whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
+    return whole

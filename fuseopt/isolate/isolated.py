@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.diagnostics import untraceable_gradient, warn_of_step
-from ..compiler.entry import BACKEND
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
@@ -30,7 +29,7 @@ from ..shards.step import Shards
 from ..storage.rule import Rule
 from ..storage.step import PackedStep
 from .arguments import Arguments
-from .compilations import Compilations, CompileOptions, released
+from .compilations import Compilations, CompileOptions, backend_of_all, released
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once
 from .race import Race, is_requested, may_race
@@ -75,8 +74,7 @@ class OptimizerCompiler:
         self.packed_step: PackedStep | None = None
         self.store(wanted.storage)
         self.unfused = Unfused()  # for a step with a closure
-        #: None once the compiled step has won
-        self.race = self._raced()
+        self.race = self._raced()  # None once the compiled step has won
         #: the number of retraces that a step with a graph break has left
         self.again = AGAIN
         self.judged = SoundnessCheck()
@@ -154,6 +152,9 @@ class OptimizerCompiler:
 
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
+            if self.leader.steady.calls and len(args) == 1 and not kwargs:
+                if self._repeats():
+                    return None
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
             # a function that the user put in place of a step may take anything
@@ -173,6 +174,17 @@ class OptimizerCompiler:
         setattr(disabled, COMPILED, self)
         return disabled, step
 
+    def _repeats(self) -> bool:
+        """Do one step like the last one; return False if nothing was done."""
+        leader, optimizer = self.leader, self.owner()
+        waits = self.race or session.deferred or self.packed_step is not None
+        judged = self.judged.epoch == compat.switches.epoch
+        if waits or not judged or optimizer is None or compat.stance() not in TRACES:
+            return False
+        with self.lock:
+            same = self.structure.compare(optimizer, leader.recent.helper) is SAME
+            return same and leader.steady.repeat(optimizer)
+
     def _clips(self, alone: bool) -> bool:
         """Do the clips deferred to this step; return True if they did the step too."""
         left = session.deferred
@@ -180,7 +192,8 @@ class OptimizerCompiler:
 
     def follow(self, optimizer: Optimizer) -> None:
         """Drop compiled code if the optimizer's state, groups or code changed."""
-        if (found := self.structure.compare(optimizer)) is not SAME:
+        helper = self.leader.recent.helper
+        if (found := self.structure.compare(optimizer, helper)) is not SAME:
             if self.structure.known:
                 found.log(f"{type(optimizer).__name__} is compiled anew")
                 self.forget()
@@ -213,8 +226,7 @@ class OptimizerCompiler:
         assert optimizer is not None
         if len(args) > 1 or kwargs or compat.stance() not in TRACES:
             return self.run(args, kwargs)
-        lost = race.lost
-        if lost:
+        if race.lost:
             self.follow(optimizer)
             if self.race is race:
                 return self.function(*args)
@@ -377,19 +389,7 @@ class OptimizerCompiler:
 
     def _whole(self, refusal: str = "") -> Callable[..., Any]:
         """Return the backend of a step that is traced whole; Reports get the reason."""
-        refusal = refusal or self.leader.refusal
-        if not refusal:
-            return BACKEND
-
-        def whole(gm: Any, example_inputs: Any, **keywords: Any) -> Any:
-            n_reports = len(session.reports)
-            compiled = BACKEND(gm, example_inputs, **keywords)
-            for report in session.reports[n_reports:]:
-                report.traced = f"all lanes, since {refusal}"
-            return compiled
-
-        whole._torchdynamo_orig_backend = BACKEND  # type: ignore[attr-defined]
-        return whole
+        return backend_of_all(refusal or self.leader.refusal)
 
     def _all(self, backend: Callable[..., Any]) -> Callable[..., Any]:
         return self.lead(backend, self.options)

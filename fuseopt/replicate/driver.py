@@ -12,7 +12,6 @@ the step writes to all lanes what the step wrote there.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -44,7 +43,8 @@ from .backend import backend_of
 from .first_state import first_state, with_state
 from .models import Models
 from .packed import Packing
-from .source import StepCall
+from .source import NOTHING, StepCall
+from .steady import SteadyCalls
 from .step import KEPT, RetraceFewerModels
 from .step_wrapper import StepWrapper
 from .tail_arguments import NO_TAIL_ARGUMENTS, StaleTailInputs, TailArguments
@@ -55,7 +55,6 @@ from .writes import LaneNumbers, Writes
 
 log = logging.getLogger("fuseopt.replicate")
 
-NOTHING = CallTensors([])
 #: The number of attempts of one call if lanes differ from an assumption.
 TRIES = 4
 REFUSALS = (LanesDiffer, CaptureError, CannotBuild, UnsupportedInput)
@@ -112,7 +111,8 @@ class LedOptimizer:
         # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
         # the last call ended normally; the one before it compiled nothing
-        self._completed, self._steady = True, False
+        self.completed, self._compiled_nothing = True, False
+        self.steady = SteadyCalls()
 
     def shadow_of_all(self) -> Any:
         """Return a shadow of the optimizer with all lanes, for a rehearsal."""
@@ -160,6 +160,8 @@ class LedOptimizer:
         gradients not yet assigned to parameters. PartMismatch: a parameter cannot have
         its gradient; nothing was done.
         """
+        if self.steady.repeat(optimizer, given, tail_arguments):
+            return True
         while True:
             call = StepCall(optimizer, NOTHING, True, given, tail_arguments)
             try:
@@ -208,10 +210,11 @@ class LedOptimizer:
         """Do one step; return False, with `refusal`, if nothing was done."""
         self.calls += 1
         compiled_nothing = self.call.compiled_nothing
-        if not self._completed:
-            self._cut_off(self._steady and compiled_nothing)
-        self._steady, self._completed = compiled_nothing, False
+        if not self.completed:
+            self._cut_off(self._compiled_nothing and compiled_nothing)
+        self._compiled_nothing, self.completed = compiled_nothing, False
         self.call = call
+        self.steady.begin()
         try:
             for _ in range(TRIES):
                 try:
@@ -220,7 +223,7 @@ class LedOptimizer:
                     else:
                         with collector_paused():
                             self._step(call, make)
-                    self._completed = True
+                    self.completed = True
                     return True
                 except RetraceFewerModels as error:
                     log.info("a led step is traced anew: %s", error)
@@ -237,12 +240,12 @@ class LedOptimizer:
                     self._survey(call, anew=True)
             raise LanesDiffer("its lanes change during the step")
         except (NotTraced, PartMismatch, StaleTailInputs):
-            self._completed = not call.entered
+            self.completed = not call.entered
             raise
         except REFUSALS as error:
             reraise(error)
             self.pending.check_unbegun(error)
-            self._completed = True  # a later call makes everything anew
+            self.completed = True  # a later call makes everything anew
             self.refusal = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
@@ -253,7 +256,7 @@ class LedOptimizer:
             if lasting or call.entered:
                 raise
             # if the step itself raises this, the whole step raises it again
-            self._completed = True
+            self.completed = True
             reason = str(error).strip().partition("\n")[0]
             kind = type(error).__name__
             self.refusal = f"a few lanes cannot be traced: {kind}: {reason}"
@@ -266,6 +269,7 @@ class LedOptimizer:
 
     def _cut_off(self, steady: bool) -> None:
         """Forget the last call, which was cut off; `steady`: it compiled nothing."""
+        self.steady.clear()
         self.state_guard.forget()
         if not steady:
             self._start_anew()
@@ -324,6 +328,7 @@ class LedOptimizer:
         else:
             self.pending.finish(begun)
             shadow.clean = True
+            self.steady.end(self)
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -332,7 +337,8 @@ class LedOptimizer:
 
     def _compare(self, optimizer: Any) -> CallTensors | None:
         """Set `lanes` to matching recent ones; return their tensors, or None."""
-        self.recent.helper = self.recent.helper or self.helper
+        if self.recent.helper is None and self.trace and self.trace.steps:
+            self.recent.helper = self.trace.steps[-1].helper
         record = self.state_guard.struct, self.call.given
         lanes, found = self.recent.compare(optimizer, *record) or (self.lanes, None)
         if lanes is not None and lanes is not self.lanes:
@@ -347,11 +353,6 @@ class LedOptimizer:
         self.models.take(home)
         home.led_by = weakref.ref(self.trace)
         self.recent.live_in(home)
-
-    @property
-    def helper(self) -> ctypes.PyDLL | None:
-        """The library of the guards, once a graph's plan has it."""
-        return self.trace.steps[-1].helper if self.trace and self.trace.steps else None
 
     def _survey(self, call: StepCall, anew: bool = False) -> CallTensors:
         """Group all lanes into kinds; `anew`: do not reuse the last call's kinds."""
@@ -422,7 +423,7 @@ class LedOptimizer:
         assert self.lanes is not None
         assert self.trace is not None
         trace = self.trace
-        if self.models.adopt(trace.shadow_of_models.state):
+        if self.models.adopt(trace.stand_in.state):
             trace.state.update(self.models.states(trace.active))
             self.makes_state = True
             self.call.found = self._initialized(self.lanes)

@@ -17,6 +17,8 @@ from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from .tail_arguments import NO_TAIL_ARGUMENTS, ComparedGradients, TailArguments, Tensors
 
+NOTHING = CallTensors([])
+
 
 class StepCall:
     """The state of one call of an optimizer's step, shared with its graphs.
@@ -135,10 +137,7 @@ class LaneTensors:
             map(is_, columns, self._columns)
         )
         if found.compared is guard and self._met is not None and same:
-            found.compared = None
-            common = self._pick(args) if self._pick else []
-            verdict = guard.compare_others(common, *self._others)
-            return verdict, (common, found.grads)
+            return self.compare_others(guard, args)
         tensors = self._all(args)
         verdict = guard.compare({}, {}, tensors)
         self._columns = columns
@@ -148,6 +147,15 @@ class LaneTensors:
                 self._others = address(self._met[1].others), self._n_common
             found.guard.compare_with(guard, self._met[1])
         return verdict, tensors
+
+    def compare_others(
+        self, guard: TensorGuard, args: Sequence[Any]
+    ) -> tuple[int, Any]:
+        """Do `compare` after a pass that compared the lanes' tensors for `guard`."""
+        found = self.owner.call.found
+        found.compared = None
+        common = self._pick(args) if self._pick else []
+        return guard.compare_others(common, *self._others), (common, found.grads)
 
     def _meeting(self, found: CallTensors) -> GuardIndexMap:
         """Return the indices of lanes' tensors in the step.

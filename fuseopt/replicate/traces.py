@@ -42,7 +42,7 @@ class Trace:
         self.refused: set[tuple[int, ...]] = set()
 
     @property
-    def shadow_of_models(self) -> Any:
+    def stand_in(self) -> Any:
         """The argument of the step."""
         assert self.shadow is not None
         return self.shadow.stand_in

@@ -164,10 +164,10 @@ class CompiledStep:
                 pending.live = pending.live or Live()
                 pending.live.check(bound)
             waits = pending.open and bound.waits and pending.kept is None
-            if pending.launches_before is not None:
-                pending.lead(self, waits)
             if waits:
-                return self._put_off(pending, bound, args, tensors, alive)
+                return self.defer(bound, args, tensors, alive)
+            if pending.launches_before is not None:
+                pending.lead(self, False)
             if pending.open and bound.by_aten:
                 # values computed from the results may fail to compute, before all is
                 # written
@@ -224,17 +224,18 @@ class CompiledStep:
         every = tensors or self._tensors(args)
         compat.bump_versions([every[i] for i in bound.guard.mutated])
 
-    def _put_off(
-        self,
-        pending: Pending,
-        bound: Binding,
-        args: Sequence[Any],
-        tensors: list[Any],
-        alive: Any,
+    def defer(
+        self, bound: Binding, args: Sequence[Any], tensors: list[Any], alive: Any
     ) -> Any:
-        """Hand the launches of a call to `pending`. Return the result, whose memory
-        they write later.
+        """Hand the launches of a call to `pending`, which is open, after those that
+        come before a step. Return the result, whose memory they write later.
+
+        `tensors` may be empty where the plan is lean. `alive` is kept until then.
         """
+        pending = self.pending
+        assert pending is not None
+        if pending.launches_before is not None:
+            pending.lead(self, True)
         memory = arena = None
         launches: Any
         if bound.on_cpu:

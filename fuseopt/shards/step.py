@@ -114,4 +114,4 @@ class Shards:
         leader = self.leader
         if leader is None or not leader.task.config.raw_fields:
             return None
-        return leader.helper
+        return leader.recent.helper

@@ -9,6 +9,7 @@ needs no retrace and no rebuild.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
@@ -265,6 +266,11 @@ class LedTail:
         if result is None:
             self.release()
         return result
+
+    @property
+    def helper(self) -> ctypes.PyDLL | None:
+        """The library of the guards, once calls can be repeated."""
+        return None if self.last is None else self.last[0].recent.helper
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
         """Repeat the last call with the present gradients. Return None if something

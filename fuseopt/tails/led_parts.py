@@ -304,7 +304,11 @@ class LedPartsTail:
     def _helper(self) -> Any:
         """Return the guards' library, if it may read fields of objects in memory."""
         leader = self.leader
-        return leader.helper if leader is not None and self.config.raw_fields else None
+        return (
+            leader.recent.helper
+            if leader is not None and self.config.raw_fields
+            else None
+        )
 
     def _norm(
         self, tail_inputs: Mapping[str, Any], grads: Tensors, parts: Tensors

@@ -146,7 +146,11 @@ class SingleGraph:
         state and groups, changed since the last call.
         """
         structures, optimizers = self._structures, self.optimizers
-        if {*map(StructureGuard.compare, structures, optimizers)} == {SAME}:
+        helper = None if self.led is None else self.led.helper
+        for structure, optimizer in zip(structures, optimizers, strict=True):
+            if structure.compare(optimizer, helper) is not SAME:
+                break
+        else:
             return
         if any(structure.known for structure in structures):
             self._release()

@@ -3,6 +3,7 @@ void* PyObject_GetAttr(void* object, void* name);
 intptr_t PyList_Size(void* list);
 int PyList_SetItem(void* list, intptr_t i, void* item);
 intptr_t PyDict_Size(void* dict);
+void* PyFunction_GetCode(void* function);
 void Py_IncRef(void* object);
 void Py_DecRef(void* object);
 void PyErr_Clear(void);
@@ -111,6 +112,14 @@ static bool holds_the_same(const ContainerRecord* h, void* first) {
 // Returns 1 if dicts and lists have the contents recorded in `h`, else 0.
 extern "C" int64_t fuseopt_holds(const ContainerRecord* h) {
   return h->n && holds_the_same(h, h->containers[0]);
+}
+
+// Returns 1 if `n` functions of Python have these codes, else 0.
+extern "C" int64_t fuseopt_codes(int64_t n, void* const* functions,
+                                 void* const* codes) {
+  for (int64_t i = 0; i < n; ++i)
+    if (PyFunction_GetCode(functions[i]) != codes[i]) return 0;
+  return 1;
 }
 
 // Returns 0 if the parameters of all groups and the states of all lanes are the
