@@ -79,14 +79,14 @@ class Contents:
         self._now = _parts(containers)
         self._compared = False
         #: the same comparison in C, from the second comparison on
-        self._in_c: Callable[[], int] | None = None
+        self.in_c: Callable[[], int] | None = None
         #: the record for the compiled helper, once `fill` has written it
         self.struct: ContainerRecord | None = None
         self._arrays: list[array[int]] = []
 
     def same(self, helper: ctypes.PyDLL | None = None) -> bool:
         """Are the contents unchanged? `helper`: the library of the guards."""
-        in_c = self._in_c or self._recorded_for(helper)
+        in_c = self.in_c or self._recorded_for(helper)
         if in_c is not None:
             return bool(in_c())
         cells = self.now()
@@ -94,7 +94,7 @@ class Contents:
 
     def compare(self, helper: ctypes.PyDLL | None = None) -> Difference:
         """SAME, STRUCTURE, or NUMBERS if only numbers replaced numbers in dicts."""
-        in_c = self._in_c or self._recorded_for(helper)
+        in_c = self.in_c or self._recorded_for(helper)
         if in_c is not None and in_c():
             return SAME
         cells = self.now()
@@ -168,8 +168,8 @@ class Contents:
         if before and self.fill(struct):
             call = helper.fuseopt_holds
             call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-            self._in_c = functools.partial(call, ctypes.addressof(struct))
-        return self._in_c
+            self.in_c = functools.partial(call, ctypes.addressof(struct))
+        return self.in_c
 
     @functools.cached_property
     def _starts(self) -> list[int]:

@@ -21,6 +21,7 @@ from .pending_gradients import PendingGradients
 
 #: Dicts whose entries the helper may iterate over.
 DICTS = (dict, collections.defaultdict)
+LIST = frozenset({list})
 _GRAD, _FLAG = "grad", "requires_grad"
 
 
@@ -115,7 +116,7 @@ class LaneGuard:
         get = compat.gradient_getter(kinds)
         reader = compat.requires_grad_function(params)
         plain = all(type(p) in kinds for p in params)
-        self._n = len(params)
+        self._n, self._lists = len(params), len(sizes)
         struct = self._struct = LaneRecord(
             n=self._n,
             lists=len(sizes),
@@ -191,29 +192,23 @@ class LaneGuard:
     ) -> list[Any] | None:
         """Return the gradients of all lanes, or None; see the class.
 
-        `attributes`: those of the optimizer. `given`: gradients that replace those of
-        its parameters. With them, the result is also None unless all tensors are
-        compared.
+        `attributes`: those of the optimizer. `lists`: the parameters of each group.
+        `given`: gradients that replace those of parameters, unless they were assigned.
+        With them, the result is also None unless all tensors are compared.
         """
-        if type(state) not in DICTS or len(lists) != self._struct.lists:
+        if type(state) not in DICTS or {*map(type, lists)} != LIST:
             return None
-        for params in lists:
-            if type(params) is not list:
-                return None
-        if given is not None:
+        if len(lists) != self._lists:
+            return None
+        from_ = None
+        if given is not None and given.grads is not None:
             if self.tensors is None:
                 return None
             if given is not self._given:
                 self._take(given)
+            from_ = given.grads
         grads = self._none.copy()
-        verdict = self._call(
-            self._where,
-            attributes,
-            lists,
-            state,
-            grads,
-            None if given is None else given.grads,
-        )
+        verdict = self._call(self._where, attributes, lists, state, grads, from_)
         self.rest_same = verdict == 0
         self.present = bytes(self._has)
         return None if verdict == 1 else grads

@@ -21,6 +21,7 @@ from .lanes import Lanes
 from .pending_gradients import PendingGradients
 from .presence import narrowed
 
+PARAMS = itemgetter("params")
 _GRAD, _FLAG = attrgetter("grad"), attrgetter("requires_grad")
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
@@ -94,7 +95,7 @@ class LaneMatcher:
         self._flags = [kind.flag for kind in kinds]
         self._had = bytes(kind.has_grad for kind in kinds)
         self._counted = [kind.counters for kind in kinds]
-        self._guard: LaneGuard | None = None
+        self.guard: LaneGuard | None = None
         self._young = young
         self._steady = True  # True while only gradients are new
         self._found: list[Any] = []  # the guard's tensors, None for gradients
@@ -106,7 +107,7 @@ class LaneMatcher:
 
     def forget(self) -> None:
         """Let the next comparison read everything in Python."""
-        self._guard = None
+        self.guard = None
 
     def lanes_of(self, present: bytes) -> Lanes:
         """Return the lanes that were found; `present`: as in Found."""
@@ -117,23 +118,8 @@ class LaneMatcher:
             self._last = narrowed(self.lanes, present)
         return self._last
 
-    def repeat(
-        self, optimizer: Any, given: PendingGradients | None = None
-    ) -> CallTensors | None:
-        """Return the tensors of all lanes as the helper's pass finds them.
-
-        Returns None if the pass finds a new object that is no gradient, and before the
-        helper is in use.
-        """
-        guard = self._guard
-        if guard is None:
-            return None
-        lists = [group["params"] for group in optimizer.param_groups]
-        if given is not None and given.grads is None:
-            given = None
-        grads = guard.compare(vars(optimizer), lists, optimizer.state, given)
-        if grads is None:
-            return None
+    def call_tensors(self, guard: LaneGuard, grads: list[Any]) -> CallTensors:
+        """Return the tensors of all lanes, as the helper's pass found them."""
         known = self._found, guard, grads, self._late, guard.counters
         return CallTensors(*known, present=guard.present)
 
@@ -149,18 +135,24 @@ class LaneMatcher:
         Compares no metadata. `helper`, `rest`: as in LaneGuard. `given`: gradients not
         yet assigned to parameters; assigned before Python compares.
         """
-        found = self.repeat(optimizer, given)
-        if found is None and given is not None:
+        guard = self.guard
+        if guard is not None:
+            lists = [*map(PARAMS, optimizer.param_groups)]
+            arguments = vars(optimizer), lists, optimizer.state
+            found = guard.compare(*arguments, given)
+            if found is None and given is not None:
+                given.put()
+                found = guard.compare(*arguments)
+            if found is not None:
+                return self.call_tensors(guard, found)
+        elif given is not None:
             given.put()
-            found = self.repeat(optimizer)
-        if found is not None:
-            return found
         grads = list(map(_GRAD, self._params))
         there = bytes(map(is_not, grads, repeat(None)))
         may = bytes(map(and_, there, self._had)) if self.may_lack else self._had
         if there != may or not self.lanes.same(optimizer):
             return None
-        was_guarded, self._guard, self._found = self._guard is not None, None, []
+        was_guarded, self.guard, self._found = self.guard is not None, None, []
         read = self._compare_rest(grads, there)
         if read is None:
             return None
@@ -186,7 +178,7 @@ class LaneMatcher:
             return
         record = self._params, self._states, KINDS, lanes.lists, state, rest
         may_lack = self._had if self.may_lack else None
-        self._guard = LaneGuard(helper, *record, may_lack, self._counted)
+        self.guard = LaneGuard(helper, *record, may_lack, self._counted)
         self._found = tensors.copy()
         self._late = []
         place = lane = 0

@@ -93,11 +93,12 @@ class LaneTensors:
         self._met: tuple[LaneGuard, GuardIndexMap] | None = None
         # the columns that the guard compared; kept alive, as it has their addresses
         self._columns: Sequence[Tensors] = ()
-        self._others = 0, 0
+        #: the address of the indices of tensors of no lane, and their number
+        self.others = 0, 0
         common = [x for x in places if isinstance(x, int) and x < graph]
         self._n_common = len(common)
         #: picks the tensors of no lane from the arguments, in order
-        self._pick = models.picks(common) if common else None
+        self.pick = models.picks(common) if common else None
 
     def turn_to(
         self,
@@ -137,25 +138,19 @@ class LaneTensors:
             map(is_, columns, self._columns)
         )
         if found.compared is guard and self._met is not None and same:
-            return self.compare_others(guard, args)
+            found.compared = None
+            common = self.pick(args) if self.pick else []
+            verdict = guard.compare_others(common, *self.others)
+            return verdict, (common, found.grads)
         tensors = self._all(args)
         verdict = guard.compare({}, {}, tensors)
         self._columns = columns
         if found.guard is not None:
             if self._met is None or self._met[0] is not found.guard:
                 self._met = found.guard, self._meeting(found)
-                self._others = address(self._met[1].others), self._n_common
+                self.others = address(self._met[1].others), self._n_common
             found.guard.compare_with(guard, self._met[1])
         return verdict, tensors
-
-    def compare_others(
-        self, guard: TensorGuard, args: Sequence[Any]
-    ) -> tuple[int, Any]:
-        """Do `compare` after a pass that compared the lanes' tensors for `guard`."""
-        found = self.owner.call.found
-        found.compared = None
-        common = self._pick(args) if self._pick else []
-        return guard.compare_others(common, *self._others), (common, found.grads)
 
     def _meeting(self, found: CallTensors) -> GuardIndexMap:
         """Return the indices of lanes' tensors in the step.

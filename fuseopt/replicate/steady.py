@@ -8,6 +8,7 @@ anything else, nothing has been written, and the driver does the call.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -16,13 +17,14 @@ from typing import Any, Protocol
 from .. import compat
 from ..errors import FuseoptError
 from ..handlers import reraise
-from ..inputs.lane_matcher import LaneMatcher, RecentLanes, first_param
+from ..inputs.contents import Contents
+from ..inputs.lane_guard import LaneGuard
+from ..inputs.lane_matcher import PARAMS, CallTensors, RecentLanes, first_param
 from ..inputs.pending_gradients import PendingGradients
 from ..inputs.state_guard import StateGuard
 from ..ir.expressions import Item
-from ..runtime.binding import Binding
 from ..runtime.commit import Pending
-from ..runtime.guards.tensors import TensorGuard
+from .programs import Program
 from .source import NOTHING, StepCall
 from .step import LedStep
 from .tail_arguments import NO_TAIL_ARGUMENTS, TailArguments
@@ -50,19 +52,28 @@ class Launcher:
     """The function that Dynamo's code calls in place of the graph in a steady call.
 
     The code refers to it, so it does not refer to the code. `guard`: compares the
-    step's tensors.
+    step's tensors. `found`: the tensors of the call.
     """
 
     def __init__(
-        self, graph: LedStep, call: StepCall, bound: Binding, guard: TensorGuard
+        self,
+        program: Program,
+        pending: Pending,
+        found: CallTensors,
+        beside: Sequence[Any],
     ) -> None:
-        program = graph.program
-        assert program is not None
-        self.bound, self.guard = bound, guard
-        self.step, self.source = program.step, program.source
-        shared = call.tail_arguments.shared
-        #: the arguments after Dynamo's
-        self._beside = (*(graph.given or ()), *shared) if graph.completed else ()
+        self.pending, self.found = pending, found
+        self.step = program.step
+        bound = program.step.program.bound
+        assert bound is not None
+        assert bound.guard is not None
+        self.bound, self.guard = bound, bound.guard
+        source = program.source
+        self._pick, self._places = source.pick, source.others
+        self._tensor = source.tensor
+        assert bound.guard.others is not None
+        self._others = bound.guard.others
+        self._beside = tuple(beside)  # the arguments after Dynamo's
         captured = bound.plan.captured
         numbers = captured.graph.numbers
         self._evaluate = captured.evaluate if numbers else None
@@ -70,28 +81,20 @@ class Launcher:
         #: the last arguments of which numbers were computed
         self._known: Sequence[Any] = (None,)
 
-    @property
-    def is_bound(self) -> bool:
-        """Is the step still bound to the same tables, and compared by `guard`?"""
-        bound = self.bound
-        return self.step.program.bound is bound and bound.guard is self.guard
-
     def __call__(self, *args: Any) -> Any:
-        args = *args, *self._beside
-        verdict, alive = self.source.compare_others(self.guard, args)
-        if verdict:
+        if self._beside:
+            args = *args, *self._beside
+        common = self._pick(args) if self._pick is not None else []
+        if self._others(common, *self._places):
             raise Differs
-        if self._evaluate is not None and not self._same_numbers(args):
-            find = functools.partial(self.source.tensor, args)
-            self.bound.fill(self._evaluate(args, find))
-            self._known = args
-        return self.step.defer(self.bound, args, [], alive)
-
-    def _same_numbers(self, args: Sequence[Any]) -> bool:
-        """Are all numbers those of the last call, since the arguments are?"""
         known = self._known
         same = len(args) == len(known) and all(map(is_, args, known))
-        return same and not self._reads_tensors
+        if self._evaluate is not None and (self._reads_tensors or not same):
+            find = functools.partial(self._tensor, args)
+            self.bound.fill(self._evaluate(args, find))
+            self._known = args
+        alive = common, self.found.grads
+        return self.step.defer(self.bound, args, [], alive)
 
 
 class SteadyCall:
@@ -100,15 +103,17 @@ class SteadyCall:
     def __init__(
         self,
         leader: Leader,
-        matcher: LaneMatcher,
+        lane_guard: LaneGuard,
         trace: Trace,
         graph: LedStep,
         launcher: Launcher,
         direct: tuple[Callable[[], bool], Callable[[Any], Any]],
     ) -> None:
         self.leader, self.call = leader, leader.call
-        self.matcher, self.present = matcher, leader.call.found.present
+        self.lane_guard, self.present = lane_guard, lane_guard.present
         self.trace, self.graph, self.launcher = trace, graph, launcher
+        assert trace.shadow is not None
+        self.shadow, self.stand_in = trace.shadow, trace.shadow.stand_in
         self.compiled, self.count = trace.compiled, leader.state_guard.count
         self.fits, self.code = direct
 
@@ -123,34 +128,41 @@ class SteadyCall:
         The arguments are those of the driver's `step`.
         """
         leader, call, launcher = self.leader, self.call, self.launcher
-        guard, pending = leader.state_guard, leader.pending
+        guard, lane_guard = leader.state_guard, self.lane_guard
+        pending, shadow, bound = leader.pending, self.shadow, launcher.bound
         if (
             tail_arguments is not call.tail_arguments
             or guard.count != self.count
             or not leader.completed
-            or not launcher.is_bound
+            or launcher.step.program.bound is not bound
+            or bound.guard is not launcher.guard
             or pending.refreshing
         ):
             return False
-        found = self.matcher.repeat(optimizer, given)
-        if found is None or found.present != self.present:
+        lists = [*map(PARAMS, optimizer.param_groups)]
+        grads = lane_guard.compare(vars(optimizer), lists, optimizer.state, given)
+        if grads is None or lane_guard.present != self.present:
             return False
-        if found.compared is not launcher.guard:
+        if lane_guard.tensors is not launcher.guard:
             return False
         leader.call, leader.completed = call, False
-        call.optimizer, call.found, call.given = optimizer, found, given
+        call.optimizer, call.found, call.given = optimizer, launcher.found, given
+        launcher.found.grads = grads
         try:
-            if not found.rest_same:
+            if not lane_guard.rest_same:
                 guard.compare(optimizer)
                 if guard.count != self.count or not guard.moved <= self.graph.moving:
                     raise Differs
-            shadow = self.trace.refreshed(optimizer, guard.epoch)
+            known = shadow.clean and shadow.given[0] is guard.epoch
+            if not (known and _same(shadow.helper, shadow.lanes.theirs)):
+                self.trace.refreshed(optimizer, guard.epoch)
             if self.trace.compiled is not self.compiled or not self.fits():
                 raise Differs
             shadow.clean = False
             begun = pending.start(tail_arguments.launches_before)
-            self.code(shadow.stand_in)
-            if pending.kept is None or shadow.changed():
+            self.code(self.stand_in)
+            written = shadow.lanes.ours, shadow.plain.ours
+            if pending.kept is None or not _same(shadow.helper, *written):
                 raise Differs
         except Exception as error:
             # the driver meets the same error, and reports it
@@ -163,7 +175,17 @@ class SteadyCall:
             return True
         finally:
             call.optimizer, call.found, call.given = None, NOTHING, None
+            launcher.found.grads = ()
             pending.drop()
+
+
+def _same(helper: ctypes.PyDLL | None, *records: Contents) -> bool:
+    """Are the contents of all records unchanged?"""
+    for record in records:
+        in_c = record.in_c
+        if not (record.same(helper) if in_c is None else in_c()):
+            return False
+    return True
 
 
 class SteadyCalls:
@@ -230,14 +252,19 @@ def _steady(leader: Leader) -> SteadyCall | None:
     bound, plan = step.program.bound, step.program.plan
     if bound is None or bound.guard is None or guard.tensors is not bound.guard:
         return None
+    if not (bound.guard.others and bound.guard.count and bound.guard.comparable):
+        return None
     if not (plan.lean and bound.waits) or plan.captured.result != () or bound.infers:
         return None
-    if step.verify is not None or step.instead is not None or not bound.guard.count:
+    if step.verify is not None or step.instead is not None:
         return None
     if not isinstance(trace.compiled, compat.DirectDynamoCall):
         return None
-    launcher = Launcher(graph, call, bound, bound.guard)
+    shared = call.tail_arguments.shared
+    beside = (*(graph.given or ()), *shared) if graph.completed else ()
+    found = matcher.call_tensors(guard, [])
+    launcher = Launcher(program, leader.pending, found, beside)
     direct = trace.compiled.direct(trace.stand_in, launcher)
     if direct is None:
         return None
-    return SteadyCall(leader, matcher, trace, graph, launcher, direct)
+    return SteadyCall(leader, guard, trace, graph, launcher, direct)

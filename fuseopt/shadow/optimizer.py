@@ -85,8 +85,9 @@ class Shadow:
         #: False while the optimizer lacks the last step's writes to the shadow
         self.clean = False
         #: the last arguments of `refresh`, while it need not compare all again
-        self._given: tuple[Any, ...] = NOT_GIVEN
-        self._lanes, self._plain = Part(), Part()
+        self.given: tuple[Any, ...] = NOT_GIVEN
+        #: containers that hold lanes, and the others
+        self.lanes, self.plain = Part(), Part()
         self._known: dict[int, Pair] = {}  # the former copies, while it makes new ones
         self._within: set[int] = set()  # ids of containers in the middle of a copy
         self._written: list[tuple[Part, Pair]] = []  # by the last step
@@ -102,7 +103,7 @@ class Shadow:
 
     def copies(self, x: Any) -> bool:
         """Does the shadow have a copy of this container?"""
-        return id(x) in self._lanes.pairs or id(x) in self._plain.pairs
+        return id(x) in self.lanes.pairs or id(x) in self.plain.pairs
 
     def stands_for(self, x: Any) -> bool:
         """Is this the optimizer itself?"""
@@ -125,13 +126,13 @@ class Shadow:
         """
         helper, given = self.helper, (epoch, state, lists)
         compared = self.clean and epoch is not None and len(self.numpy) < MANY
-        if compared and all(map(is_, given, self._given)):
-            if self._lanes.theirs.same(helper):
+        if compared and all(map(is_, given, self.given)):
+            if self.lanes.theirs.same(helper):
                 return
-        self._given = NOT_GIVEN
+        self.given = NOT_GIVEN
         self._refresh(optimizer, state, lists)
         if self.clean:
-            self._given = given
+            self.given = given
 
     def _refresh(
         self,
@@ -148,7 +149,7 @@ class Shadow:
             *(lists or lists_of_params),
         ]
         plain = [vars(optimizer), groups, *groups]
-        lanes_part, plain_part = self._lanes, self._plain
+        lanes_part, plain_part = self.lanes, self.plain
         helper = self.helper
         lanes_are_same = (
             self.clean
@@ -171,32 +172,32 @@ class Shadow:
                 pass  # copy all of it anew
         names = self.numpy_names
         self._within.clear()
-        self._known = {**self._lanes.pairs, **self._plain.pairs}
+        self._known = {**self.lanes.pairs, **self.plain.pairs}
         if not lanes_are_same:
             self.numpy.clear()
-            self._lanes.pairs = {}
+            self.lanes.pairs = {}
             for x, holder in zip(lanes, (None, *groups), strict=True):
-                self._mirror(x, optimizer, "state", self._lanes.pairs)
-                if id(x) not in self._lanes.pairs:
+                self._mirror(x, optimizer, "state", self.lanes.pairs)
+                if id(x) not in self.lanes.pairs:
                     what = f"the parameters of a group are a {type(x).__name__}"
                     raise OddValue(what, x, holder)
                 if holder is not None:
                     only_tensors(x)
-            self._lanes.roots = [*map(id, lanes)]
-            self._lanes.note()
+            self.lanes.roots = [*map(id, lanes)]
+            self.lanes.note()
         self._mirror_plain(optimizer, lanes)
         if state is not None:
             own = {id(optimizer.state), *map(id, optimizer.state.values())}
-            if not own.isdisjoint(self._plain.pairs):
+            if not own.isdisjoint(self.plain.pairs):
                 raise LanesDiffer("it holds a parameter's state under a second name")
-        self._plain.roots = [*map(id, plain)]
-        self._plain.note()
-        pairs = [*self._lanes.pairs.values(), *self._plain.pairs.values()]
+        self.plain.roots = [*map(id, plain)]
+        self.plain.note()
+        pairs = [*self.lanes.pairs.values(), *self.plain.pairs.values()]
         self._back = {id(pair.ours): pair.theirs for pair in pairs}
         for mirrored, original in zip(
             lanes, (optimizer.state, *lists_of_params), strict=True
         ):
-            self._back[id(self._lanes.pairs[id(mirrored)].ours)] = original
+            self._back[id(self.lanes.pairs[id(mirrored)].ours)] = original
         self._known = {}
         if self.numpy_names != names:  # other values of these names have copies already
             self._refresh(optimizer, state, lists)
@@ -226,9 +227,9 @@ class Shadow:
 
     def _mirror_plain(self, optimizer: Optimizer, lanes: Sequence[Any]) -> None:
         pairs: dict[int, Pair] = {}
-        self._plain.pairs = pairs
+        self.plain.pairs = pairs
         attributes = vars(optimizer).copy()
-        _, *lists = (self._lanes.pairs[id(x)].ours for x in lanes)
+        _, *lists = (self.lanes.pairs[id(x)].ours for x in lanes)
         groups = []
         every = optimizer.param_groups.copy()
         # before attributes, which may hold groups too
@@ -238,7 +239,7 @@ class Shadow:
             acts = acts_when_copied(group)
             if acts:
                 raise OddValue(f"a group {acts}", group)
-            if id(group) in self._lanes.pairs:
+            if id(group) in self.lanes.pairs:
                 raise OddValue("a state contains a group", group)
             seen = group.copy()
             content = {
@@ -256,7 +257,7 @@ class Shadow:
                 mirrored[name] = collections.OrderedDict()
             elif name not in OUTSIDE:
                 mirrored[name] = self._mirror(x, optimizer, name, pairs)
-        mirrored["state"] = self._lanes.pairs[id(lanes[0])].ours
+        mirrored["state"] = self.lanes.pairs[id(lanes[0])].ours
         mirrored["param_groups"] = groups
         inside = vars(self.stand_in)
         inside.clear()
@@ -290,7 +291,7 @@ class Shadow:
         """Return the shadow's copy of a value; the value itself if it can be shared."""
         kind = type(x)
         if kind in DICTS or kind is list:
-            pair = self._lanes.pairs.get(id(x)) or pairs.get(id(x))
+            pair = self.lanes.pairs.get(id(x)) or pairs.get(id(x))
             if pair is not None:
                 return pair.ours
             if id(x) in self._within:
@@ -326,7 +327,7 @@ class Shadow:
     def changed(self) -> bool:
         """Has the shadow changed since `refresh`?"""
         helper = self.helper
-        return not (self._lanes.ours.same(helper) and self._plain.ours.same(helper))
+        return not (self.lanes.ours.same(helper) and self.plain.ours.same(helper))
 
     def translated(self, x: Any) -> Any:
         """Return the optimizer's value for a value of the shadow's. Changes containers
@@ -364,7 +365,7 @@ class Shadow:
         """
         self._written = written = []
         writes: list[Write] = []
-        for part in (self._lanes, self._plain) if lanes else (self._plain,):
+        for part in (self.lanes, self.plain) if lanes else (self.plain,):
             if part.ours.same():
                 continue
             for pair in part.rows:
@@ -402,7 +403,7 @@ class Shadow:
         `lanes`: as for `writes`. Without them, the copies of the state get their
         contents from before the step.
         """
-        if not lanes and not self._lanes.restored(self.helper):
+        if not lanes and not self.lanes.restored(self.helper):
             return
         parts = set()
         if self._keeps_numpy:
@@ -434,7 +435,7 @@ class Shadow:
 
     def is_intact(self) -> bool:
         """Has the step kept the state dict and the lists of parameters?"""
-        state, *lists = [self._lanes.pairs[x] for x in self._lanes.roots]
+        state, *lists = [self.lanes.pairs[x] for x in self.lanes.roots]
         groups = self.stand_in.param_groups
         if self.stand_in.state is not state.ours or len(groups) != len(lists):
             return False

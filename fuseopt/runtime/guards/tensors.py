@@ -64,6 +64,8 @@ class TensorGuard:
         self.raw = False
         #: true if the last comparison compared all tensors
         self.comparable = False
+        #: `compare_others` as a call of C, which leaves `comparable` unchanged
+        self.others: Callable[..., int] | None = None
         if helper is not None and n:
             functions = compat.tensor_functions(tensors, raw_fields)
             if functions is not None:
@@ -116,9 +118,12 @@ class TensorGuard:
             return
         self._call, self.raw = call, functions.words > 0
         indices: tuple[Any, ...] = ctypes.c_void_p, ctypes.c_int64
-        self._others = helper.fuseopt_others
-        self._others.restype = ctypes.c_int64
-        self._others.argtypes = [*both, ctypes.py_object, *indices]
+        others = helper.fuseopt_others
+        others.restype, others.argtypes = (
+            ctypes.c_int64,
+            [*both, ctypes.py_object, *indices],
+        )
+        self.others = functools.partial(others, *self.structs)
         self._follow = helper.fuseopt_follow
         self._follow.restype = ctypes.c_int64
         self._follow.argtypes = [ctypes.c_void_p, ctypes.py_object]
@@ -197,7 +202,8 @@ class TensorGuard:
         """
         if len(tensors) != n:
             return CHANGED | MOVED
-        verdict = self._others(*self.structs, tensors, places, n)
+        assert self.others is not None
+        verdict = self.others(tensors, places, n)
         self.comparable = verdict in (0, MOVED)
         return int(verdict) if verdict < UNKNOWN else CHANGED | MOVED
 
