@@ -74,7 +74,7 @@ class Launcher:
         assert bound.guard.others is not None
         self._others = bound.guard.others
         self._beside = tuple(beside)  # the arguments after Dynamo's
-        captured = bound.plan.captured
+        captured, self._lean = bound.plan.captured, program.step.program.lean
         numbers = captured.graph.numbers
         self._evaluate = captured.evaluate if numbers else None
         self._reads_tensors = any(isinstance(x, Item) for x in numbers)
@@ -94,7 +94,8 @@ class Launcher:
             self.bound.fill(self._evaluate(args, find))
             self._known = args
         alive = common, self.found.grads
-        return self.step.defer(self.bound, args, [], alive)
+        tensors = [] if self._lean else self.step.needed(args)
+        return self.step.defer(self.bound, args, tensors, alive)
 
 
 class SteadyCall:
@@ -254,7 +255,9 @@ def _steady(leader: Leader) -> SteadyCall | None:
         return None
     if not (bound.guard.others and bound.guard.count and bound.guard.comparable):
         return None
-    if not (plan.lean and bound.waits) or plan.captured.result != () or bound.infers:
+    if not bound.waits or plan.captured.given or plan.captured.complexes:
+        return None
+    if plan.captured.result != () or bound.infers:
         return None
     if step.verify is not None or step.instead is not None:
         return None

@@ -143,7 +143,7 @@ class CompiledStep:
         try:
             # `alive` lives until the step is done: the guard holds tensors by address
             change, alive = self._compare(args)
-            tensors = self._needed(change, args)
+            tensors = self._tensors(args) if change else self.needed(args)
             bound = self._adapt(change, tensors, args) if change else self.program.bound
             if bound is not None and bound.taking is not self.taking:
                 bound.keep(self.taking)
@@ -207,13 +207,13 @@ class CompiledStep:
             tensors[i] = seen_real(tensors[i])
         return tensors
 
-    def _needed(self, change: int, args: Sequence[Any]) -> Any:
-        """Return the tensors that a call reads, by index: none of them, each found when
-        it is read, or all.
+    def needed(self, args: Sequence[Any]) -> Any:
+        """Return the tensors that a call reads where all layouts are those of the last
+        call, by index: none of them, each found when it is read, or all.
         """
-        if not change and self.program.lean:
+        if self.program.lean:
             return []
-        if not change and self.program.plan.reads_few:
+        if self.program.plan.reads_few:
             return OneByOne(self.source, args)
         return self._tensors(args)
 

@@ -17,7 +17,7 @@ from tests.frames import lines
 from tests.steps import same_bits
 
 #: Lines of fuseopt that a bucket of two parameters runs, with its hooks.
-LINES = 670
+LINES = 430
 
 
 def sizes(wanted: int, *elements: int) -> list[list[int]]:

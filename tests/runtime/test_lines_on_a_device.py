@@ -57,7 +57,7 @@ def test_no_line_runs_for_each_tensor(sim: ModuleType, name: str, graph: Any) ->
 
 #: Lines of Python at 148 tensors, all of whose gradients moved, and those of
 #: `fuseopt/runtime` among them; without the simulated device's.
-MOST = {"AdamW": (475, 156), "capturable": (458, 140), "momentum": (435, 140)}
+MOST = {"AdamW": (305, 114), "capturable": (296, 106), "momentum": (282, 106)}
 
 
 @pytest.mark.parametrize("name", STEPS)

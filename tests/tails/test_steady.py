@@ -60,8 +60,8 @@ def test_a_steady_call_is_short(zero_grad: Any, scaled: bool) -> None:
                 side.scaler.update()
     assert [LOOKS.intersection(names) for names in counts] == [set()] * 4
     assert len({*map(len, counts)}) == 1
-    # of these the step alone enters 76
-    assert len(counts[0]) < 76 + 27
+    # of these the step alone enters 48
+    assert len(counts[0]) < 48 + 30
 
 
 def nothing(side: Side) -> None:
