@@ -30,6 +30,7 @@ from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
 from ..inputs.lane_matcher import CallTensors, RecentLanes
 from ..inputs.lanes import Lanes
+from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch, PendingGradients
 from ..inputs.policy import LanesChanged
 from ..inputs.presence import with_these_gradients
@@ -110,8 +111,9 @@ class LedOptimizer:
         self.stepped: LaneNumbers | None = None
         # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        # the last call ended normally; the one before it compiled nothing
-        self.completed, self._compiled_nothing = True, False
+        self.last_call = LastCall()
+        # the call before the last one compiled nothing
+        self._compiled_nothing = False
         self.steady = SteadyCalls()
 
     def shadow_of_all(self) -> Any:
@@ -210,9 +212,9 @@ class LedOptimizer:
         """Do one step; return False, with `refusal`, if nothing was done."""
         self.calls += 1
         compiled_nothing = self.call.compiled_nothing
-        if not self.completed:
+        if not self.last_call.begin():
             self._cut_off(self._compiled_nothing and compiled_nothing)
-        self._compiled_nothing, self.completed = compiled_nothing, False
+        self._compiled_nothing = compiled_nothing
         self.call = call
         self.steady.begin()
         try:
@@ -223,7 +225,7 @@ class LedOptimizer:
                     else:
                         with collector_paused():
                             self._step(call, make)
-                    self.completed = True
+                    self.last_call.ended = True
                     return True
                 except RetraceFewerModels as error:
                     log.info("a led step is traced anew: %s", error)
@@ -240,12 +242,12 @@ class LedOptimizer:
                     self._survey(call, anew=True)
             raise LanesDiffer("its lanes change during the step")
         except (NotTraced, PartMismatch, StaleTailInputs):
-            self.completed = not call.entered
+            self.last_call.ended = not call.entered
             raise
         except REFUSALS as error:
             reraise(error)
             self.pending.check_unbegun(error)
-            self.completed = True  # a later call makes everything anew
+            self.last_call.ended = True  # a later call makes everything anew
             self.refusal = str(error).partition("\n")[0]
             self.hindrance = hindrance_of(error, call.optimizer)
             if self.hindrance is not LASTING:
@@ -256,7 +258,7 @@ class LedOptimizer:
             if lasting or call.entered:
                 raise
             # if the step itself raises this, the whole step raises it again
-            self.completed = True
+            self.last_call.ended = True
             reason = str(error).strip().partition("\n")[0]
             kind = type(error).__name__
             self.refusal = f"a few lanes cannot be traced: {kind}: {reason}"

@@ -20,6 +20,7 @@ from ..handlers import reraise
 from ..inputs.contents import Contents
 from ..inputs.lane_guard import LaneGuard
 from ..inputs.lane_matcher import PARAMS, CallTensors, RecentLanes, first_param
+from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PendingGradients
 from ..inputs.state_guard import StateGuard
 from ..ir.expressions import Item
@@ -39,7 +40,7 @@ class Differs(FuseoptError):
 class Leader(Protocol):
     """The driver, as a steady call uses it."""
 
-    completed: bool  #: True if the last call ended normally
+    last_call: LastCall
     call: StepCall
     pending: Pending
     state_guard: StateGuard
@@ -134,7 +135,7 @@ class SteadyCall:
         if (
             tail_arguments is not call.tail_arguments
             or guard.count != self.count
-            or not leader.completed
+            or not leader.last_call.ended
             or launcher.step.program.bound is not bound
             or bound.guard is not launcher.guard
             or pending.refreshing
@@ -146,7 +147,7 @@ class SteadyCall:
             return False
         if lane_guard.tensors is not launcher.guard:
             return False
-        leader.call, leader.completed = call, False
+        leader.call, leader.last_call.ended = call, False
         call.optimizer, call.found, call.given = optimizer, launcher.found, given
         launcher.found.grads = grads
         try:
@@ -168,11 +169,11 @@ class SteadyCall:
         except Exception as error:
             # the driver meets the same error, and reports it
             reraise(error)
-            leader.completed = True
+            leader.last_call.ended = True
             return False
         else:
             pending.finish(begun)
-            shadow.clean = leader.completed = True
+            shadow.clean = leader.last_call.ended = True
             return True
         finally:
             call.optimizer, call.found, call.given = None, NOTHING, None

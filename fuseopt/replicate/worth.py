@@ -10,9 +10,7 @@ from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
-FEW = 16
-#: The same for a tail, whose led form takes less host time per call.
-FEW_OF_TAIL = 6
+FEW = 6
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 #: The end of the reason when more lanes would lead.
@@ -20,13 +18,9 @@ UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
 
 
-def many_lanes(optimizer: Optimizer, few: int | None = None) -> bool:
-    """Does an optimizer have at least `few` lanes, so that tracing a few of them pays?
-
-    None: FEW.
-    """
-    lanes = sum(map(len, map(_PARAMS, optimizer.param_groups)))
-    return lanes >= (FEW if few is None else few)
+def many_lanes(optimizer: Optimizer) -> bool:
+    """Does an optimizer have so many lanes that tracing a few of them pays?"""
+    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
 
 
 def check_alike(lanes: Lanes) -> None:

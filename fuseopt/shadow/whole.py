@@ -24,6 +24,7 @@ from ..compiler.session import session
 from ..errors import FuseoptError
 from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
+from ..inputs.last_call import LastCall
 from ..runtime.commit import Pending
 from ..runtime.step import CompiledStep
 from .hindrance import LASTING, hindrance_of
@@ -113,8 +114,8 @@ class WholeStep:
         self.steps: list[CompiledStep | InnerTensorGraph] = []
         #: True if the last call compiled nothing
         self.compiled_nothing = False
-        # the last call ended normally; the one before it compiled nothing
-        self._completed = True
+        self.last_call = LastCall()
+        # the call before the last one compiled nothing
         self._steady = False
 
     def keeps_out(self, optimizer: Optimizer) -> bool:
@@ -163,10 +164,10 @@ class WholeStep:
         `make(backend())` compiles the step's function anew. The result raises NotTraced
         if Dynamo would run the function uncompiled.
         """
-        if not self._completed:
+        if not self.last_call.begin():
             self._cut_off()
         pending, steady = self.pending, self.compiled_nothing
-        self._steady, self._completed = steady, False
+        self._steady = steady
         try:
             if self.shadow is None:
                 if not keeps_to_itself(self.function, type(optimizer)):
@@ -193,10 +194,10 @@ class WholeStep:
             else:
                 pending.finish(call)
                 shadow.clean = True
-            self._completed = True
+            self.last_call.ended = True
             return True, result
         except NotTraced:
-            self._completed = True
+            self.last_call.ended = True
             return False, None
         except Exception as error:
             reraise(error)
@@ -210,7 +211,7 @@ class WholeStep:
             self._hindrance = hindrance_of(error, optimizer)
             if self._hindrance is not LASTING:
                 # the compiled code fits again once the user removes that value
-                self._completed = True
+                self.last_call.ended = True
                 if self.shadow is not None:
                     self.shadow.forget()
                 return False, None

@@ -31,6 +31,7 @@ from ..config import Config
 from ..errors import CannotBuild, CaptureError, UnsupportedInput
 from ..handlers import reraise
 from ..inputs.keys import LanesDiffer
+from ..inputs.last_call import LastCall
 from ..inputs.policy import RefusingPolicy
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
@@ -78,9 +79,8 @@ class FusedTail:
         #: true if nothing reads gradients after the current call
         self.drops = False
         self.skips = False
-        # true if the last call ended normally. `compiled_nothing`: true if it compiled
-        # nothing
-        self._completed = True
+        self.last_call = LastCall()
+        #: true if the last call compiled nothing
         self.compiled_nothing = False
 
     def release(self) -> None:
@@ -99,13 +99,12 @@ class FusedTail:
         `tail_inputs` has the attributes of a `TailInputs` without the optimizers. With
         `drops` nothing reads gradients after the call.
         """
-        if not self._completed:
+        if not self.last_call.begin():
             self._cut_off()
         was_quiet = self.compiled_nothing
-        self._completed = False
         try:
             result = self._step(tail_inputs, drops)
-            self._completed = True
+            self.last_call.ended = True
             return result
         except Exception as error:
             reraise(error)
@@ -115,7 +114,7 @@ class FusedTail:
             if (was_quiet and not expected) or compat.must_fail():
                 raise
             # if the error is the step's own, the pieces raise it again
-            self._completed = True
+            self.last_call.ended = True
             cause = error.__cause__ if _is_observed(error) else error
             assert cause is not None
             self.refusal = compat.reason_of(cause)

@@ -22,10 +22,11 @@ from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
 from ..inputs.keys import GRAD, LanesDiffer
+from ..inputs.last_call import LastCall
 from ..replicate.driver import LedOptimizer
 from ..replicate.models import BESIDE
 from ..replicate.tail_arguments import StaleTailInputs, TailArguments
-from ..replicate.worth import FEW_OF_TAIL, many_lanes
+from ..replicate.worth import many_lanes
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .columns import columns_of, dtypes_beside, shared_of
@@ -213,8 +214,7 @@ class LedTail:
         self.models: list[Tensors] = []
         #: what ran the last call, and its arguments
         self.last: tuple[LedOptimizer, TailArguments, NormLaunch] | None = None
-        # true if the last call ended normally
-        self._completed = True
+        self.last_call = LastCall()
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -241,7 +241,7 @@ class LedTail:
                 return False  # in one graph the flag comes with the norms of units
         if not all(model.key is not None for model in tail_inputs["models"]):
             return False
-        return self.led_at_any_size or many_lanes(self.optimizer, FEW_OF_TAIL)
+        return self.led_at_any_size or many_lanes(self.optimizer)
 
     def step(
         self,
@@ -262,7 +262,7 @@ class LedTail:
         except REFUSALS as error:
             self.refusal = compat.reason_of(error)
             result = None
-        self._completed = True
+        self.last_call.ended = True
         if result is None:
             self.release()
         return result
@@ -286,7 +286,7 @@ class LedTail:
                 self.last = None
             except REFUSALS:
                 refused = True
-        self._completed = True
+        self.last_call.ended = True
         if refused:
             self.release()
             self.refusal = ""  # `step` finds the reason
@@ -294,10 +294,9 @@ class LedTail:
 
     def _begin(self) -> None:
         """Forget the last call if an exception ended it."""
-        if not self._completed:
+        if not self.last_call.begin():
             self.totals.forget()
             self.last = None
-        self._completed = False
 
     def _step(
         self,

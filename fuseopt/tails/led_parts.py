@@ -19,6 +19,7 @@ from ..capture import Captured
 from ..capture.fx.interpreter import OWN
 from ..config import Config
 from ..inputs.keys import LanesDiffer
+from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
@@ -148,8 +149,7 @@ class LedPartsTail:
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
-        # true if the last call ended normally
-        self._completed = True
+        self.last_call = LastCall()
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -192,17 +192,16 @@ class LedPartsTail:
         was written; or a `ClipAlone` if only the clip was done. `params` and `grads`
         are the optimizer's, each of them once.
         """
-        if not self._completed:
+        if not self.last_call.begin():
             for norm in self.norms.values():
                 norm.forget()
-        self._completed = False
         try:
             local = self.local = self.local or LocalOptimizer(self.optimizer)
             try:
                 wholes = columns_of(tail_inputs, params)
                 columns = self._refresh(local, params, wholes)
             except (LanesDiffer, PartMismatch) as error:
-                self._completed = True
+                self.last_call.ended = True
                 return str(error)  # the next call may succeed
             return self._led(local, tail_inputs, drops, params, grads, wholes, columns)
         finally:
@@ -236,7 +235,7 @@ class LedPartsTail:
         except (PartMismatch, *REFUSALS) as error:
             self.refusal = compat.reason_of(error)
             result = None
-        self._completed = True
+        self.last_call.ended = True
         if result is not None:
             return result
         local.given.drop()
