@@ -248,9 +248,9 @@ class DirectDynamoCall:
 
 @cached
 def any_tracer() -> Callable[[], Any]:
-    """Return a function: is Dynamo or another tracer active for this call?
+    """Return a function that is true while Dynamo or another tracer is active.
 
-    If torch lacks one of the functions that report it, it returns True.
+    It is always true if torch lacks one of the functions that report it.
     """
     callback = find("torch._C:_dynamo.eval_frame.get_eval_frame_callback", None)
     fx_traces, is_tracing = _fx_traces(), find("torch._C:_is_tracing", None)

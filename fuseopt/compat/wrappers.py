@@ -114,7 +114,7 @@ def HOOKS() -> None:
 
 @cached
 def _any_mode() -> Callable[[], Any]:
-    """Return a function: is a mode of torch or a tracer active?
+    """Return a function that is true while a mode of torch or a tracer is active.
 
     Relies on the functions that count the modes; True if they are missing.
     """

@@ -208,8 +208,8 @@ class CompiledStep:
         return tensors
 
     def needed(self, args: Sequence[Any]) -> Any:
-        """Return the tensors that a call reads where all layouts are those of the last
-        call, by index: none of them, each found when it is read, or all.
+        """Return the tensors that a call reads, by index: none, each found when it is
+        read, or all. The call has the layouts of the last one.
         """
         if self.program.lean:
             return []
