@@ -85,12 +85,13 @@ class StructureGuard:
             return SAME
         if sum(map(len, self._views)) != len(self._held):
             return NEW_ATTRIBUTE
-        if not all(map(is_, chain.from_iterable(self._views), self._held)):
-            if not self._only_values():
-                return NEW_ATTRIBUTE
+        changed = not all(map(is_, chain.from_iterable(self._views), self._held))
+        if changed and not self._only_values():
+            return NEW_ATTRIBUTE
         if not all(map(is_, map(_CODE, self._functions), self._codes)):
             return NEW_CODE
-        if helper is not None and in_c is None:
+        self._in_c = None
+        if helper is not None and not changed:
             self._compare_in_c(helper)
         return SAME
 

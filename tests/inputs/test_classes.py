@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,22 @@ import pytest
 import torch
 
 import fuseopt
+from fuseopt import compat
 from fuseopt.inputs.change import SAME, Change
 from fuseopt.inputs.structure_guard import StructureGuard
 from fuseopt.isolate.isolated import OptimizerCompiler
+from fuseopt.runtime.cpp.build import Builder
+from fuseopt.runtime.guards.library import HELPER
 from fuseopt.tails.single_graph import SingleGraph
 from tests.steps import same_bits
+
+
+@pytest.fixture(scope="module", params=["Python", "C"])
+def helper(request: pytest.FixtureRequest) -> ctypes.PyDLL | None:
+    """The library of the guards, or None: Python compares."""
+    if request.param == "Python":
+        return None
+    return ctypes.PyDLL(Builder().load(HELPER, None, False)._name)
 
 
 def scaled(factor: float) -> Callable[..., torch.Tensor]:
@@ -70,27 +82,63 @@ def test_nothing_holds_before_it_was_taken() -> None:
         lambda x: x.param_groups.append({"params": [], "lr": 1.0}),
     ],
 )
-def test_what_changes_does_not_hold(change: Callable[[Any], None]) -> None:
+def test_what_changes_does_not_hold(
+    change: Callable[[Any], None], helper: ctypes.PyDLL | None
+) -> None:
     kind = new_class()
     kind.mixed = lambda self, grad: grad
     optimizer, structure = new_optimizer(kind, 2), StructureGuard()
     structure.take(optimizer)
+    for _ in range(3):
+        assert structure.compare(optimizer, helper) is SAME
     change(optimizer)
-    assert structure.compare(optimizer).change is Change.STRUCTURE
+    assert structure.compare(optimizer, helper).change is Change.STRUCTURE
     structure.take(optimizer)
-    assert structure.compare(optimizer) is SAME
+    for _ in range(3):
+        assert structure.compare(optimizer, helper) is SAME
+
+
+def test_classes_are_compared_in_c(
+    helper: ctypes.PyDLL | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second comparison on, Python goes over no attribute."""
+    optimizer, structure = new_optimizer(new_class(), 2), StructureGuard()
+    structure.take(optimizer)
+    assert structure.compare(optimizer, helper) is SAME
+    monkeypatch.setattr(structure, "_views", None)
+    if helper is None:
+        with pytest.raises(TypeError):
+            structure.compare(optimizer, helper)
+    else:
+        assert structure.compare(optimizer, helper) is SAME
+
+
+def test_the_dict_of_a_class() -> None:
+    kind = new_class()
+    found = compat.dict_of_class(kind)
+    assert found is not None
+    kind.number = 3
+    assert found["number"] == 3, "the dict itself, no copy of it"
+    assert compat.dict_of_class(kind) is found
 
 
 @pytest.mark.parametrize(
     ("value", "holds"), [(2.0, True), (2, False), ([1.0], False), (None, False)]
 )
-def test_numbers_of_a_class_are_guarded_by_dynamo(value: Any, holds: bool) -> None:
+def test_numbers_of_a_class_are_guarded_by_dynamo(
+    value: Any, holds: bool, helper: ctypes.PyDLL | None
+) -> None:
     kind = new_class()
     kind.number = 1.0
     optimizer, structure = new_optimizer(kind, 2), StructureGuard()
     structure.take(optimizer)
+    assert structure.compare(optimizer, helper) is SAME
     kind.number = value
-    assert (structure.compare(optimizer) is SAME) is holds
+    for _ in range(3):
+        assert (structure.compare(optimizer, helper) is SAME) is holds
+    # what is no number is still found after numbers have changed
+    kind.step = lambda self: None
+    assert structure.compare(optimizer, helper) is not SAME
 
 
 @pytest.mark.parametrize("n", [2, 20])
