@@ -51,7 +51,7 @@ from .step_wrapper import StepWrapper
 from .tail_arguments import NO_TAIL_ARGUMENTS, StaleTailInputs, TailArguments
 from .task import Task
 from .traces import Trace, choose, present
-from .worth import UNLIKE, check_alike, many_lanes
+from .worth import UNLIKE, check_alike, may_lead
 from .writes import LaneNumbers, Writes
 
 log = logging.getLogger("fuseopt.replicate")
@@ -111,10 +111,8 @@ class LedOptimizer:
         self.stepped: LaneNumbers | None = None
         # states that this call creates for lanes without state
         self._fresh: dict[torch.Tensor, dict[str, Any]] = {}
-        self.last_call = LastCall()
-        # the call before the last one compiled nothing
-        self._compiled_nothing = False
-        self.steady = SteadyCalls()
+        self.last_call, self.steady = LastCall(), SteadyCalls()
+        self._compiled_nothing = False  # true of the call before the last one
 
     def shadow_of_all(self) -> Any:
         """Return a shadow of the optimizer with all lanes, for a rehearsal."""
@@ -131,7 +129,7 @@ class LedOptimizer:
         if self.refusal and not self.hindrance.stands(optimizer):
             self.refusal, self.hindrance = "", LASTING
         led = self.force_lanes or self.lanes is not None
-        return not self.refusal and (led or many_lanes(optimizer))
+        return not self.refusal and (led or may_lead(optimizer))
 
     @property
     def under_way(self) -> bool:

@@ -11,6 +11,9 @@ from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 6
+#: While a lane lacks a gradient, this limit applies. A few lanes have other kinds in
+#: nearly each call then, and each set of kinds needs a trace.
+MANY = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 #: The end of the reason when more lanes would lead.
@@ -21,6 +24,14 @@ _PARAMS = itemgetter("params")
 def many_lanes(optimizer: Optimizer) -> bool:
     """Does an optimizer have so many lanes that tracing a few of them pays?"""
     return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
+
+
+def may_lead(optimizer: Optimizer) -> bool:
+    """Does an optimizer have many lanes, or a few that all have a gradient?"""
+    if not many_lanes(optimizer):
+        return False
+    params = [p for of_group in map(_PARAMS, optimizer.param_groups) for p in of_group]
+    return len(params) >= MANY or all(p.grad is not None for p in params)
 
 
 def check_alike(lanes: Lanes) -> None:
