@@ -81,10 +81,19 @@ MAKES: dict[str, Callable[[Any], Optimizer]] = {
 
 
 class Pair:
-    """Two optimizers that are alike, the second one compiled."""
+    """Two optimizers that are alike, the second one compiled. `tail`: behind a clip
+    by the total norm, in a tail.
+    """
 
-    def __init__(self, name: str, n: int, of: list[tuple[int, ...]] = SHAPES) -> None:
+    def __init__(
+        self,
+        name: str,
+        n: int,
+        of: list[tuple[int, ...]] = SHAPES,
+        tail: bool = False,
+    ) -> None:
         self.sides = []
+        self.calls: list[Callable[[], Any]] = []
         for compiled in (False, True):
             torch.manual_seed(0)
             shapes = [of[i % len(of)] for i in range(n)]
@@ -93,6 +102,13 @@ class Pair:
             self.sides.append((params, opt))
             if compiled:
                 fuseopt.compile(opt, eager_if_faster=False)
+            one_tail = fuseopt.tail(opt, clip_grad_norm=1.0) if compiled else None
+
+            def clipped(params: Any = params, opt: Any = opt) -> None:
+                torch.nn.utils.clip_grad_norm_(params, 1.0)
+                opt.step()
+
+            self.calls.append((one_tail or clipped) if tail else opt.step)
         self.turn = 0
 
     def give(self, missing: set[int]) -> None:
@@ -108,8 +124,8 @@ class Pair:
         self.give(missing)
         (theirs, plain), (mine, opt) = self.sides
         before = [[p._version for p in params] for params, _ in self.sides]
-        plain.step()
-        opt.step()
+        for call in self.calls:
+            call()
         for i, (p, q) in enumerate(zip(theirs, mine, strict=True)):
             where = f"turn {self.turn}, lane {i}, missing: {i in missing}"
             assert same_bits(p, q), where
@@ -158,9 +174,10 @@ def test_random_sets(name: str, n: int, made: Counts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "LAMB"])
-def test_500_random_sets(name: str, made: Counts) -> None:
-    pair, rng = Pair(name, 40), random.Random(2)
+@pytest.mark.parametrize("tail", [False, True], ids=["step", "tail"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "LAMB", "Lion"])
+def test_500_random_sets(name: str, tail: bool, made: Counts) -> None:
+    pair, rng = Pair(name, 40, tail=tail), random.Random(2)
     for _ in range(12):
         pair.step(some(rng, 40))
     before = made.both()
