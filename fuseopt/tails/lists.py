@@ -25,6 +25,8 @@ class Lists:
         """Were entries added, removed or replaced since the last call? Then the holders
         of copies must copy them again. Raises TypeError, ValueError.
         """
+        if not self._lists:
+            return False
         now, sizes = chain.from_iterable(self._lists), [*map(len, self._lists)]
         if sizes == self._sizes and all(map(is_, now, self._entries)):
             return False
