@@ -197,6 +197,7 @@ class LedOptimizer:
     def _start_anew(self, traced: bool = False) -> None:
         self.lanes = self.proof = self.stepped = self.trace = None
         self.recent.clear()
+        self.steady.clear()
         if not traced:
             self.traces.clear()
             self.models = self._new_models(0, False, False)

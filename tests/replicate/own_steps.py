@@ -12,7 +12,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 GAIN = 1.25
 TABLE = {"a": 0.5, "deep": [1.0, 2.0]}
-LOG: list[int] = []
 
 
 def damped(x: Any) -> Any:
@@ -77,44 +76,6 @@ class Noting(Optimizer):
         for group in self.param_groups:
             self.last = group["lr"]
             self.notes[0] = group["lr"]
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(p.grad, alpha=-group["lr"])
-
-
-class Counting(Optimizer):
-    """It counts the steps of each parameter in an integer."""
-
-    def __init__(self, params: Any, lr: float = 0.125) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do a step."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if len(state) == 0:
-                    state["n"] = 0
-                state["n"] += 1
-                p.add_(p.grad, alpha=-group["lr"] / state["n"])
-
-
-class Telling(Optimizer):
-    """It writes to a global when its rate is new."""
-
-    def __init__(self, params: Any, lr: float = 0.125) -> None:
-        super().__init__(params, {"lr": lr})
-        self.last: Any = lr
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do a step."""
-        LOG.append(1)
-        for group in self.param_groups:
-            self.last = group["lr"]
             for p in group["params"]:
                 if p.grad is not None:
                     p.add_(p.grad, alpha=-group["lr"])
