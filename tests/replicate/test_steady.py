@@ -14,7 +14,7 @@ from fuseopt.errors import LaunchError
 from fuseopt.replicate import steady
 from tests.beside import quiet
 from tests.frozen import unlike
-from tests.replicate.steady_events import EVENTS
+from tests.replicate.steady_table import EVENTS
 from tests.replicate.steady_twins import WAYS, Count, Pair, Side
 
 #: What a user may put in place of a list of parameters.
