@@ -85,6 +85,7 @@ from tests.replicate.steady_events import (
     to_double,
     with_state_removed,
 )
+from tests.replicate.steady_twins import Side
 
 
 class OwnDict(dict[Any, Any]):

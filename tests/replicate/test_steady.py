@@ -35,7 +35,7 @@ def changed(name: str, way: str, event: str) -> None:
             pair.end()
 
 
-@pytest.mark.family(150)
+@pytest.mark.family(250)
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["Own", "Noting", "adamw", "momentum", "tensor_rate"])
