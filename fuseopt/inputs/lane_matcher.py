@@ -323,10 +323,15 @@ class RecentLanes:
 
 
 def first_param(optimizer: Any) -> Any:
-    """Return the first parameter of an optimizer, or None."""
-    for group in optimizer.param_groups:
-        if group["params"]:
-            return group["params"][0]
+    """Return the first parameter of an optimizer, or None.
+
+    None too if a list of parameters is anything but a list.
+    """
+    for params in map(PARAMS, optimizer.param_groups):
+        if type(params) is not list:
+            return None
+        if params:
+            return params[0]
     return None
 
 

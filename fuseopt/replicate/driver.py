@@ -88,9 +88,8 @@ class LedOptimizer:
         #: True to lead the step even for few or unlike lanes
         self.force_lanes = False
         self.state_guard, self.pending = StateGuard(), Pending()
-        self.outward = outward
         self.bucket_proof: Callable[[], None] | None = None  # see Owner in step
-        self.kept, parts = KEPT, outward is not None
+        self.outward, self.kept, parts = outward, KEPT, outward is not None
         common = function, config, self.state_guard, self.pending, reports
         self.task = Task(*common, parts, wrapper, packing)
         self.proof: Proof | None = None
@@ -197,6 +196,7 @@ class LedOptimizer:
     def _start_anew(self, traced: bool = False) -> None:
         self.lanes = self.proof = self.stepped = self.trace = None
         self.recent.clear()
+        self.steady.clear()
         if not traced:
             self.traces.clear()
             self.models = self._new_models(0, False, False)

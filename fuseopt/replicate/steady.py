@@ -132,6 +132,8 @@ class SteadyCall:
         leader, call, launcher = self.leader, self.call, self.launcher
         guard, lane_guard = leader.state_guard, self.lane_guard
         pending, shadow, bound = leader.pending, self.shadow, launcher.bound
+        # first, so that a step of a signal handler's at any later place is detected
+        begun = pending.start(tail_arguments.launches_before)
         if (
             tail_arguments is not call.tail_arguments
             or guard.count != self.count
@@ -140,17 +142,18 @@ class SteadyCall:
             or bound.guard is not launcher.guard
             or pending.refreshing
         ):
-            return False
-        lists = [*map(PARAMS, optimizer.param_groups)]
-        grads = lane_guard.compare(vars(optimizer), lists, optimizer.state, given)
-        if grads is None or lane_guard.present != self.present:
-            return False
-        if lane_guard.tensors is not launcher.guard:
+            pending.drop()
             return False
         leader.call, leader.last_call.ended = call, False
-        call.optimizer, call.found, call.given = optimizer, launcher.found, given
-        launcher.found.grads = grads
         try:
+            lists = [*map(PARAMS, optimizer.param_groups)]
+            grads = lane_guard.compare(vars(optimizer), lists, optimizer.state, given)
+            if grads is None or lane_guard.present != self.present:
+                raise Differs
+            if lane_guard.tensors is not launcher.guard:
+                raise Differs
+            call.optimizer, call.found, call.given = optimizer, launcher.found, given
+            launcher.found.grads = grads
             if not lane_guard.rest_same:
                 guard.compare(optimizer)
                 if guard.count != self.count or not guard.moved <= self.graph.moving:
@@ -161,7 +164,6 @@ class SteadyCall:
             if self.trace.compiled is not self.compiled or not self.fits():
                 raise Differs
             shadow.clean = False
-            begun = pending.start(tail_arguments.launches_before)
             self.code(self.stand_in)
             written = shadow.lanes.ours, shadow.plain.ours
             if pending.kept is None or not _same(shadow.helper, *written):
@@ -169,9 +171,12 @@ class SteadyCall:
         except Exception as error:
             # the driver meets the same error, and reports it
             reraise(error)
+            leader.last_call.ended = False
+            pending.check(begun)
             leader.last_call.ended = True
             return False
         else:
+            leader.last_call.ended = False
             pending.finish(begun)
             shadow.clean = leader.last_call.ended = True
             return True

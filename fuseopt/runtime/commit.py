@@ -132,6 +132,14 @@ class Pending:
                 f"written: {error}. Load a checkpoint, and run this step uncompiled."
             ) from error
 
+    def check(self, call: object) -> None:
+        """Raise LaunchError if another step began after the one that `start` began."""
+        if call is not self._call:
+            raise LaunchError(
+                "a signal handler stepped this optimizer while it was in a step. The "
+                "interrupted step has changed nothing; call it again"
+            )
+
     def put_off(
         self,
         launches: Launches,
@@ -186,11 +194,7 @@ class Pending:
             )
         if self._undo is not None:
             after.insert(0, self._undo.done)
-        if call is not self._call:
-            raise LaunchError(
-                "a signal handler stepped this optimizer while it was in a step. The "
-                "interrupted step has changed nothing; call it again"
-            )
+        self.check(call)
         if self._by_python is not None or callable(self._first):
             self._run_first()
         if self._by_python is not None:

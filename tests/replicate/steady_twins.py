@@ -1,0 +1,140 @@
+"""A plain optimizer and a compiled one, side by side, whose calls repeat the last."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+import fuseopt
+from fuseopt.replicate.steady import SteadyCall
+from tests.beside import load
+from tests.frozen import frozen, unlike
+
+LANES = 18
+SHAPES = ((4, 3), (5,), (2, 2, 2))
+OWN = Path(__file__).parent / "own_steps.py"
+#: A race with eager would do some of the calls.
+OPTIONS = {"eager_if_faster": False}
+
+
+class Side:
+    """An optimizer of a module loaded for it alone."""
+
+    def __init__(self, name: str, groups: int = 2) -> None:
+        self.module: ModuleType = load(OWN)
+        drawn = torch.Generator().manual_seed(7)
+        self.ps: list[Any] = [
+            torch.nn.Parameter(torch.randn(SHAPES[n % 3], generator=drawn))
+            for n in range(LANES)
+        ]
+        half = LANES // 2
+        parts = [self.ps[:half], self.ps[half:]] if groups == 2 else [self.ps]
+        make = getattr(self.module, name)
+        self.opt: Any = make([{"params": part} for part in parts])
+        self.call: Callable[[], Any] = lambda: self.opt.step()
+        self.turn = 0
+        self.kept: Any = {}
+        self.versions: list[int] = []
+
+    def set_grads(self) -> None:
+        """Give each parameter the gradient of this turn, in new memory."""
+        for n, p in enumerate(self.ps):
+            drawn = torch.Generator().manual_seed(1000 * self.turn + n)
+            p.grad = None
+            if p.requires_grad and p.is_leaf:
+                p.grad = torch.randn(p.shape, generator=drawn).to(p.dtype)
+        self.turn += 1
+        self.versions = [p._version for p in self.ps]
+
+    def take(self) -> BaseException | None:
+        """Do one step; return what it raised."""
+        try:
+            self.call()
+        except Exception as error:
+            return error
+        return None
+
+    def frozen(self) -> dict[str, Any]:
+        found = frozen(self.module, self.opt, self.ps)
+        for n, p in enumerate(self.ps):
+            if n < len(self.versions):
+                found[f"counted {n}"] = p._version > self.versions[n]
+        return found
+
+
+class Count:
+    """Counts the calls that a steady one did."""
+
+    def __init__(self) -> None:
+        self.done = self.tried = 0
+        step = SteadyCall.step
+
+        def counted(*args: Any) -> bool:
+            self.tried += 1
+            did = step(*args)
+            self.done += did
+            return did
+
+        self._patch = mock.patch.object(SteadyCall, "step", counted)
+
+    def __enter__(self) -> Count:
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+
+def by_compile(side: Side) -> None:
+    fuseopt.compile(side.opt, **OPTIONS)
+    side.call = lambda: side.opt.step()
+
+
+def by_backend(side: Side) -> None:
+    compiled = torch.compile(side.opt.step, backend="fuseopt", options=OPTIONS)
+    side.call = lambda: compiled()
+
+
+WAYS = {"compile": by_compile, "backend": by_backend}
+
+
+class Pair:
+    """Both sides, `calls` steady ones done."""
+
+    def __init__(self, name: str, way: str, groups: int = 2) -> None:
+        self.twin, self.mine = Side(name, groups), Side(name, groups)
+        WAYS[way](self.mine)
+
+    def both(self, do: Callable[[Side], Any]) -> None:
+        for side in (self.twin, self.mine):
+            do(side)
+
+    def step(self, event: Callable[[Side], Any] | None = None) -> bool:
+        """Do one step of both, after an event; return False if both raised."""
+        self.both(Side.set_grads)
+        if event is not None:
+            self.both(event)
+        want, got = self.twin.take(), self.mine.take()
+        found = [*unlike(self.mine.frozen(), self.twin.frozen())]
+        if want is not None or got is not None:
+            assert type(got) is type(want), (want, got, found)
+            return False
+        assert not found, found[:3]
+        return True
+
+    def warm(self, count: Count, calls: int = 8) -> None:
+        """Do steps until a call was steady."""
+        for _ in range(calls):
+            before = count.done
+            self.step()
+        assert count.done == before + 1, "the last call was not steady"
+
+    def end(self) -> None:
+        for side in (self.twin, self.mine):
+            sys.modules.pop(side.module.__name__, None)

@@ -1,0 +1,176 @@
+"""Calls that repeat the last one, and what changes between two of them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fuseopt.errors import LaunchError
+from fuseopt.replicate import steady
+from tests.beside import quiet
+from tests.frozen import unlike
+from tests.replicate.steady_table import EVENTS
+from tests.replicate.steady_twins import WAYS, Count, Pair, Side
+
+#: What a user may put in place of a list of parameters.
+LISTS = [name for name in EVENTS if "arameters in" in name or "list of" in name]
+
+
+def changed(name: str, way: str, event: str) -> None:
+    """Compare both sides after an event, and after three more calls."""
+    with quiet(), Count() as count:
+        pair = Pair(name, way)
+        try:
+            pair.warm(count, 6)
+            if pair.step(EVENTS[event]):
+                for _ in range(3):
+                    if not pair.step():
+                        break
+        finally:
+            pair.end()
+
+
+@pytest.mark.family(250)
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["Own", "Noting", "adamw", "momentum", "tensor_rate"])
+def test_an_event(name: str, way: str, event: str) -> None:
+    changed(name, way, event)
+
+
+@pytest.mark.parametrize("event", LISTS)
+def test_parameters_that_are_no_list(event: str) -> None:
+    changed("Noting", "compile", event)
+
+
+class Stop(Exception):
+    """What the handler of a signal raises."""
+
+
+class AtLine:
+    """Raises a signal at line number `place` of `steady.py` in a call."""
+
+    def __init__(self, place: int) -> None:
+        self.place, self.count, self.where = place, 0, 0
+
+    def __enter__(self) -> AtLine:
+        sys.settrace(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _see(self, frame: Any, event: str, _: Any) -> Any:
+        if event != "call":
+            self.count += 1
+            if self.count == self.place:
+                self.where = frame.f_lineno
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return self._see if frame.f_code.co_filename == steady.__file__ else None
+
+
+def held(side: Side) -> dict[str, Any]:
+    """The bits of parameters and state."""
+    every = side.frozen().items()
+    return {k: x for k, x in every if k.startswith(("parameter", "state of"))}
+
+
+@pytest.fixture
+def sent() -> Iterator[list[Any]]:
+    """What the handler of a signal calls, last first."""
+    calls: list[Any] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls[-1]())
+    yield calls
+    signal.signal(signal.SIGUSR1, before)
+
+
+def at_each_line(do: Any, check: Any) -> int:
+    """Call `check` after a call with a signal at one line, for each line."""
+    place = 1
+    with quiet(), Count() as count:
+        pair = Pair("momentum", "compile")
+        while True:
+            for _ in range(5):
+                before = count.done
+                pair.step()
+            assert count.done == before + 1
+            pair.both(Side.set_grads)
+            do(pair)
+            error: Any = None
+            with AtLine(place) as at:
+                try:
+                    pair.mine.call()
+                except Exception as raised:
+                    error = raised
+            if at.count < place:
+                pair.end()
+                return place
+            check(pair, error, at.where)
+            place += 1
+
+
+@pytest.mark.slow
+def test_a_handler_that_raises(sent: list[Any]) -> None:
+    """The call was done, or has changed nothing."""
+    befores: list[Any] = []
+
+    def stop() -> None:
+        raise Stop
+
+    def check(pair: Pair, error: Any, where: int) -> None:
+        assert type(error) is Stop, where
+        if held(pair.mine) == befores.pop():
+            pair.mine.call()
+        pair.twin.call()
+        assert not [*unlike(held(pair.mine), held(pair.twin))], where
+
+    sent.append(stop)
+    assert at_each_line(lambda pair: befores.append(held(pair.mine)), check) > 40
+
+
+def test_a_handler_that_steps_the_optimizer(sent: list[Any]) -> None:
+    """Its step is done. The interrupted one too, or it has changed nothing."""
+
+    def check(pair: Pair, error: Any, where: int) -> None:
+        sent.pop()
+        assert error is None or type(error) is LaunchError, (where, error)
+        for _ in range(1 if error else 2):
+            pair.twin.call()
+        assert not [*unlike(held(pair.mine), held(pair.twin))], where
+
+    assert at_each_line(lambda pair: sent.append(pair.mine.call), check) > 40
+
+
+@pytest.mark.slow
+def test_a_handler_that_steps_with_other_gradients(sent: list[Any]) -> None:
+    """Later calls read the gradients that the optimizer then has."""
+
+    def steps(pair: Pair) -> None:
+        mine = pair.mine
+
+        def other() -> None:
+            for p in mine.ps:
+                p.grad = torch.zeros_like(p)
+            mine.call()
+            for p in mine.ps:
+                p.grad = None
+
+        sent.append(other)
+
+    def check(pair: Pair, error: Any, where: int) -> None:
+        sent.pop()
+        assert error is None or type(error) is LaunchError, (where, error)
+        # what either step wrote depends on their order: go on alike from here
+        with torch.no_grad():
+            for p, q in zip(pair.mine.ps, pair.twin.ps, strict=True):
+                q.copy_(p)
+                buffers = [s.opt.state[x] for s, x in ((pair.mine, p), (pair.twin, q))]
+                buffers[1]["momentum_buffer"].copy_(buffers[0]["momentum_buffer"])
+
+    assert at_each_line(steps, check) > 40
