@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,11 @@ import torch
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
-from ..ir.products import COPIED, Operand
+from ..ir.products import COPIED, TIMES, Operand
+from .matrix_calls import batched, each_matrix, results_of
+from .matrix_rows import padded_tensor, rows_of
 from .memory import Memory
-from .probes import Circumstances, batched, circumstances, padded_tensor, rows_of
+from .probes import Circumstances, circumstances
 from .run_tables import KEPT
 
 #: Scales that BLAS treats specially.
@@ -20,11 +23,11 @@ _APART = frozenset((0.0, 1.0, -1.0))
 
 
 class _Ready(NamedTuple):
-    """Arguments of `batched`, equal in all calls with this arena and circumstances."""
+    """A batched call, equal in all calls with this arena and circumstances."""
 
     arena: torch.Tensor
     now: Circumstances | None
-    arguments: tuple[Any, ...]
+    call: Callable[[], None]
 
 
 class PreparedBatch:
@@ -73,17 +76,39 @@ class PreparedBatch:
         if ready is None or ready.arena is not arena or ready.now != now:
             batch = self.batch
             scales = [_number(s, memory) for s in batch.scales]
-            *views, result = self._in_stacks(memory)
-            operands = self._operands(memory, views)
+            places = self._in_stacks(memory)
+            outs = [t for t in places[len(batch.operands) :] if t is not None]
+            operands = self._operands(memory, places[: len(batch.operands)])
             if operands is None or not self._may(scales, now):
                 self._singly(memory, scales)
                 return
-            ready = _Ready(arena, now, (batch.op, operands, result, scales))
+            ready = _Ready(arena, now, self._call(operands, outs, scales))
             self._ready = ready if self._fixed else None
+        try:
+            ready.call()
+        except RuntimeError:
+            if self.batch.op in TIMES:
+                raise
+            # the op refuses a matrix: the single calls raise eager's error
+            self._singly(memory, ())
+
+    def _call(
+        self,
+        operands: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        scales: Sequence[float],
+    ) -> Callable[[], None]:
+        """Return the batched call. Functions are looked up when it runs."""
+        batch = self.batch
+        if batch.op in TIMES:
+            arguments = (batch.op, operands, outs[0], scales)
+            if self.autocast is None:
+                return lambda: batched(*arguments)
+            return functools.partial(WithinAutocast(batched, self.autocast), *arguments)
+        each = (batch.op, operands, outs, batch.trial.options)
         if self.autocast is None:
-            batched(*ready.arguments)
-        else:
-            WithinAutocast(batched, self.autocast)(*ready.arguments)
+            return lambda: each_matrix(*each)
+        return functools.partial(WithinAutocast(each_matrix, self.autocast), *each)
 
     def _now(self, memory: Memory) -> Circumstances | None:
         """Return what the bits of products depend on; None where bits may differ."""
@@ -97,13 +122,13 @@ class PreparedBatch:
         arena, begin = memory.arena[self.device]
         if arena is self._arena:
             return self._views
-        dtype = NAMED_DTYPES[self.batch.trial.dtype]
-        whole = arena.view(dtype)
         views: list[torch.Tensor | None] = []
-        for x in (*self.batch.operands, self.batch.result):
+        for x in (*self.batch.operands, *self.batch.results):
             if x.stack < 0:
                 views.append(None)
                 continue
+            dtype = NAMED_DTYPES[self.buffers[x.buffers[0]].dtype]
+            whole = arena.view(dtype)
             first = (self.first[x.stack] - begin) // dtype.itemsize + x.first
             views.append(whole.as_strided(x.shape, x.stride, first))
         if self.keeps:
@@ -149,11 +174,8 @@ class PreparedBatch:
     def _singly(self, memory: Memory, scales: Sequence[float]) -> None:
         """Make the single calls, on operands that begin where eager's do."""
         batch = self.batch
-        call: Callable[..., torch.Tensor] = getattr(torch, batch.op)
-        if self.autocast is not None:
-            call = WithinAutocast(call, self.autocast)
-        keywords = dict(zip(("beta", "alpha"), scales, strict=False))
-        for row, result in enumerate(batch.result.buffers):
+        call = self._single_call(scales)
+        for row in range(len(batch.externs)):
             operands: list[torch.Tensor] = []
             for operand in batch.operands:
                 b = self.buffers[operand.buffers[row]]
@@ -162,7 +184,24 @@ class PreparedBatch:
                     layout = (b.shape, b.stride, b.offset)
                     t = padded_tensor(layout, NAMED_DTYPES[b.dtype], b.device).copy_(t)
                 operands.append(t)
-            memory.tensor(result).copy_(call(*operands, **keywords))
+            for x, t in zip(batch.results, call(operands), strict=True):
+                memory.tensor(x.buffers[row]).copy_(t)
+
+    def _single_call(
+        self, scales: Sequence[float]
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        """Return the call for one row: operands -> results."""
+        op, options = self.batch.op, self.batch.trial.options
+        keywords = dict(zip(("beta", "alpha"), scales, strict=False))
+
+        def product(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return [getattr(torch, op)(*operands, **keywords)]
+
+        def other(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return results_of(op, operands, options)
+
+        call = product if op in TIMES else other
+        return call if self.autocast is None else WithinAutocast(call, self.autocast)
 
 
 def _number(scale: Any, memory: Memory) -> float:

@@ -43,7 +43,7 @@ class Products(GraphBuilder):
         left, right = (self.buffers[b] for b in operands[-2:])
         shape = (*left.shape[:-1], right.shape[-1])
         result = self.matrix(shape, left.dtype, left.device)
-        self.products[self._externs] = Product(op, operands, result, scales)
+        self.products[self._externs] = Product(op, operands, (result,), scales)
         self.extern(op, operands, [result])
         return result
 
@@ -101,7 +101,7 @@ def test_nothing_is_copied_within_a_chain() -> None:
     assert first.operands[0].shape == (3, 4, 6)
     assert first.operands[1].shape == (3, 6, 4)
     assert first.operands[1].stride == (24, 1, 6)
-    assert second.operands[1].stack == first.result.stack
+    assert second.operands[1].stack == first.results[0].stack
     # the kernel that makes them is told nothing: its temps lie elsewhere
     assert plan.stacks[0].step == 4 * 6 * 4
 
@@ -115,15 +115,15 @@ def test_rows_lie_in_the_order_of_the_first_batch() -> None:
     g.foreach("add", ps, [zs[i] for i in range(3)])
     _, plan = g.planned()
     one, two = plan.batches
-    assert two.operands[0].stack == one.result.stack
-    assert two.operands[0].buffers == one.result.buffers == tuple(ys)
+    assert two.operands[0].stack == one.results[0].stack
+    assert two.operands[0].buffers == one.results[0].buffers == tuple(ys)
 
 
 def test_gaps_between_the_rows_of_a_result() -> None:
     _, plan = of_lanes(*[(4, 4)] * 3, way=PADDED).planned()
     first = plan.batches[0]
-    assert plan.stacks[first.result.stack].step == 192
-    assert first.result.stride == (48, 4, 1)
+    assert plan.stacks[first.results[0].stack].step == 192
+    assert first.results[0].stride == (48, 4, 1)
     assert plan.batches[1].operands[1].stride == (48, 4, 1)
 
 
@@ -231,7 +231,7 @@ def test_batches_whose_stacks_share_a_place_are_one_branch() -> None:
     by_shape: dict[object, list[int]] = {}
     for i, b in enumerate(plan.steps):
         if isinstance(b, Batch):
-            by_shape.setdefault(b.trial.result, []).append(i)
+            by_shape.setdefault(b.trial.results, []).append(i)
     apart = tuple(map(tuple, by_shape.values()))
     with pytest.raises(GraphError, match="two branches share a place in the arena"):
         check_schedule(graph, replace(plan, branches={start: apart}))
@@ -370,9 +370,9 @@ def test_rows_that_lie_elsewhere_are_refused() -> None:
     with pytest.raises(GraphError, match="lies at byte 64, not at 0"):
         check_schedule(graph, changed(plan, 0, operands=(swapped, right)))
     with pytest.raises(
-        GraphError, match="its result differs from the writes of its rows"
+        GraphError, match="its results differ from the writes of its rows"
     ):
-        check_schedule(graph, changed(plan, 0, result=left))
+        check_schedule(graph, changed(plan, 0, results=(left,)))
 
 
 def test_stacks_that_overlap_are_refused() -> None:
