@@ -22,7 +22,8 @@ def padded_tensor(
     shape, stride, offset = layout
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     memory = torch.zeros(offset + last + 1 + behind, dtype=dtype, device=device)
-    memory[offset + last + 1 :] = float("nan")
+    if behind:
+        memory[offset + last + 1 :] = float("nan")
     return memory.as_strided(shape, stride, offset)
 
 

@@ -151,7 +151,9 @@ def _round(
     if refused:
         return False
     return all(
-        same_bits(one, rows_of(out, n, 2)[row])
+        # the next call gets a row with the strides that it has in eager
+        one.stride() == rows_of(out, n, 2)[row].stride()
+        and same_bits(one, rows_of(out, n, 2)[row])
         for row, results in enumerate(alone)
         for one, out in zip(results, outs, strict=True)
     )

@@ -33,7 +33,7 @@ from ..ir.products import (
     Stack,
     Trial,
 )
-from .batch_limits import COPY, COPY_REMOTE, refusal
+from .batch_limits import COPY, COPY_REMOTE, MOST, refusal
 from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
@@ -125,7 +125,7 @@ class _Batcher:
         return frozenset(
             s
             for s in touched & self.place.keys()
-            if self.stacks[self.place[s][0]].step % _gap(self.stacks[self.place[s][0]])
+            if _uneven(self.stacks[self.place[s][0]])
         )
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
@@ -378,8 +378,10 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(numel(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _gap(stack: Stack) -> int:
-    return GAP if stack.device == CPU else GAP_REMOTE
+def _uneven(stack: Stack) -> bool:
+    """Do rows of numbers, whose sums depend on alignment, begin at any byte?"""
+    gap = GAP if stack.device == CPU else GAP_REMOTE
+    return stack.dtype in MOST and stack.step % gap != 0
 
 
 def _kind(scale: object) -> str:
