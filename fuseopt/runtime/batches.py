@@ -12,9 +12,10 @@ from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
 from ..ir.products import COPIED, TIMES, Operand
+from .gathers import Scratch, gather, gathered_bytes, gathers
 from .matrix_calls import batched, each_matrix, results_of
 from .matrix_rows import padded_tensor, rows_of
-from .memory import Memory
+from .memory import Layout, Memory
 from .probes import Circumstances, circumstances
 from .run_tables import KEPT
 
@@ -23,10 +24,14 @@ _APART = frozenset((0.0, 1.0, -1.0))
 
 
 class _Ready(NamedTuple):
-    """A batched call, equal in all calls with this arena and circumstances."""
+    """A batched call, equal in all calls with this arena, these circumstances, this
+    layout of tensors and this scratch.
+    """
 
     arena: torch.Tensor
     now: Circumstances | None
+    layout: Layout
+    scratch: torch.Tensor | None
     call: Callable[[], None]
 
 
@@ -35,8 +40,9 @@ class PreparedBatch:
 
     `allowed(batch)` is true if they have, in the present circumstances, and None if
     that cannot be tried now. Without `allowed` they need not. `stacks` lie where
-    `memory` places them, in the arena of a call. `autocast` is its state while the
-    single calls run, None if it was off at capture.
+    `memory` places them, in the arena of a call. Operands that lie apart are copied
+    into the `scratch`. `autocast` is its state while the single calls run, None if it
+    was off at capture.
     """
 
     def __init__(
@@ -46,8 +52,17 @@ class PreparedBatch:
         allowed: Callable[[Batch], bool | None] | None,
         memory: MemoryPlan,
         stacks: Sequence[Stack],
+        scratch: Scratch,
         autocast: Autocast | None = None,
     ) -> None:
+        self.scratch = scratch
+        #: the places in the scratch of operands that C copies there, and their end
+        self._gathered: dict[int, int] = {}
+        self._room = 0
+        for k, operand in enumerate(batch.operands):
+            if gathers(operand, buffers):
+                self._gathered[k] = self._room
+                self._room += gathered_bytes(operand, buffers)
         self.batch = batch
         self.autocast = autocast
         self.buffers = buffers
@@ -63,7 +78,10 @@ class PreparedBatch:
         #: true if the arguments of the batched call depend on the arena alone
         self._fixed = (
             self.keeps
-            and all(x.stack >= 0 for x in batch.operands)
+            and all(
+                x.stack >= 0 or k in self._gathered
+                for k, x in enumerate(batch.operands)
+            )
             and not any(isinstance(s, Symbol) for s in batch.scales)
         )
 
@@ -73,17 +91,28 @@ class PreparedBatch:
         arena, _ = memory.arena[self.device]
         now = self._now(memory)
         ready = self._ready
-        if ready is None or ready.arena is not arena or ready.now != now:
+        scratch = self.scratch.of(self._room) if self._room else None
+        if (
+            ready is None
+            or ready.arena is not arena
+            or ready.now != now
+            or (ready.layout is not memory.layout and self._gathered)
+            or ready.scratch is not scratch
+        ):
             batch = self.batch
             scales = [_number(s, memory) for s in batch.scales]
             places = self._in_stacks(memory)
             outs = [t for t in places[len(batch.operands) :] if t is not None]
-            operands = self._operands(memory, places[: len(batch.operands)])
+            before: list[Callable[[], object]] = []
+            operands = self._operands(memory, places, scratch, before)
             if operands is None or not self._may(scales, now):
                 self._singly(memory, scales)
                 return
-            ready = _Ready(arena, now, self._call(operands, outs, scales))
-            self._ready = ready if self._fixed else None
+            last = self._call(operands, outs, scales)
+            call = _one_by_one(before, last) if before else last
+            ready = _Ready(arena, now, memory.layout, scratch, call)
+            by_helper = len(before) == len(self._gathered)
+            self._ready = ready if self._fixed and by_helper else None
         try:
             ready.call()
         except RuntimeError:
@@ -151,13 +180,20 @@ class PreparedBatch:
         return known
 
     def _operands(
-        self, memory: Memory, views: Sequence[torch.Tensor | None]
+        self,
+        memory: Memory,
+        views: Sequence[torch.Tensor | None],
+        scratch: torch.Tensor | None,
+        before: list[Callable[[], object]],
     ) -> list[torch.Tensor] | None:
         """Return the operands of the batched call; None if a tensor's layout differs
-        from the tried one.
+        from the tried one. `before` gets the calls that copy operands in C.
         """
         operands: list[torch.Tensor] = []
-        for operand, view in zip(self.batch.operands, views, strict=True):
+        helper = memory.layout.helper
+        for k, (operand, view) in enumerate(
+            zip(self.batch.operands, views, strict=False)
+        ):
             if view is not None:
                 operands.append(view)
                 continue
@@ -165,7 +201,18 @@ class PreparedBatch:
             first = self.buffers[operand.buffers[0]]
             if any(t.stride() != first.stride for t in rows):
                 return None
-            operands.append(_together(operand, rows))
+            if helper is None or scratch is None or k not in self._gathered:
+                operands.append(_together(operand, rows))
+                continue
+            whole = scratch[self._gathered[k] :]
+            of = memory.position.__getitem__
+            pool = memory.words
+            before.append(
+                gather(operand, self.buffers, of, pool, helper, whole.data_ptr())
+            )
+            size = whole.numel() // rows[0].itemsize * rows[0].itemsize
+            view = whole[:size].view(rows[0].dtype)
+            operands.append(view.as_strided(operand.shape, operand.stride))
         return operands
 
     def _distinct(self, operand: Operand) -> Sequence[int]:
@@ -206,6 +253,19 @@ class PreparedBatch:
 
 def _number(scale: Any, memory: Memory) -> float:
     return float(memory.numbers[scale.expr] if isinstance(scale, Symbol) else scale)
+
+
+def _one_by_one(
+    before: Sequence[Callable[[], object]], last: Callable[[], None]
+) -> Callable[[], None]:
+    """Return a function that makes these calls in turn."""
+
+    def call() -> None:
+        for copy in before:
+            copy()
+        last()
+
+    return call
 
 
 def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -7,6 +7,7 @@ buffers by storage. A `Memory` has the tensors of one call.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,8 @@ class Layout:
 
     `base` has the first input buffer of a storage of inputs. `members` has all buffers
     of a storage of temps. `plan` is the scheduler's plan of the temps' memory. `homes`
-    has memory (uint8) for a storage of temps, for the lifetime of the tables.
+    has memory (uint8) for a storage of temps, for the lifetime of the tables. `helper`
+    is the library of Built. Each binding has a Layout.
     """
 
     buffers: Sequence[Buffer]
@@ -52,6 +54,7 @@ class Layout:
     members: Mapping[int, list[int]]
     plan: MemoryPlan
     homes: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    helper: ctypes.PyDLL | None = None
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
@@ -119,6 +122,7 @@ class Memory:
         self.layout = layout
         self.tensors = tensors
         self.place = addresses.place
+        self.words = addresses.words
         self.position = addresses.places.of
         self.numbers = numbers
         self._made: dict[int, torch.Tensor] = {}

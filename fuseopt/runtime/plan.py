@@ -22,6 +22,7 @@ from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
+from .gathers import Scratch
 from .guards.sharing import inputs
 from .memory import layout
 from .tables.addresses import positions
@@ -95,6 +96,7 @@ class Plan:
             for step, last in zip(steps, freed, strict=True)
             if isinstance(step, Extern)
         }
+        scratch = Scratch()
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
                 batch,
@@ -102,6 +104,7 @@ class Plan:
                 allowed,
                 schedule.memory,
                 schedule.stacks,
+                scratch,
                 captured.calls[batch.externs[0].payload].autocast,
             )
             for batch in schedule.batches
