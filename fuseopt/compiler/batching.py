@@ -44,7 +44,7 @@ class Products:
 
     def verdict(self, trial: Trial) -> Verdict:
         """Return how a batched call gives the bits of single calls, or why not."""
-        if self.fast:
+        if self.fast or not trial.results:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
         if way is None:
@@ -101,6 +101,8 @@ def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | 
         return None
 
     def has(batch: Batch) -> bool | None:
+        if not batch.results:
+            return True
         way = probes.way(batch.trial, config.cache_dir)
         return None if way is None else way == batch.way
 

@@ -35,7 +35,8 @@ def check_batches(
         made = [tuple(graph.values[v] for v in e.writes) for e in batch.externs]
         require(
             all(x.stack >= 0 for x in batch.results)
-            and [*zip(*(x.buffers for x in batch.results), strict=True)] == made,
+            and [tuple(x.buffers[i] for x in batch.results) for i in range(len(made))]
+            == made,
             f"{batch.name}: its results differ from the writes of its rows",
         )
 

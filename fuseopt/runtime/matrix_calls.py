@@ -29,6 +29,12 @@ BY_MATRIX: dict[Any, int] = {
     _ATEN.linalg_solve_triangular.default: 2,
     _ATEN.triu.default: 1,
     _ATEN.tril.default: 1,
+    _ATEN._linalg_check_errors.default: 1,
+}
+#: Options of single calls that differ for a batch. A message about one matrix of many
+#: names it, but then the single calls raise theirs.
+OF_BATCHES: dict[str, dict[str, object]] = {
+    "_linalg_check_errors": {"is_matrix": False}
 }
 
 
@@ -64,6 +70,7 @@ def each_matrix(
     storage, as stacks in the arena do. Raises what the op raises for a matrix that it
     does not take.
     """
+    options = (*options, *OF_BATCHES.get(op, {}).items())
     for out, result in zip(outs, results_of(op, operands, options), strict=True):
         out.copy_(result)
 
@@ -73,4 +80,4 @@ def results_of(
 ) -> tuple[torch.Tensor, ...]:
     """Call an op of BY_MATRIX; return its results."""
     made = by_matrix(op)(*operands, **dict(options))
-    return (made,) if isinstance(made, torch.Tensor) else tuple(made)
+    return (made,) if isinstance(made, torch.Tensor) else tuple(made or ())

@@ -28,8 +28,8 @@ def padded_tensor(
 
 
 def rows_of(whole: torch.Tensor, n: int, dims: int) -> tuple[torch.Tensor, ...]:
-    """Return the rows of a batched operand: matrices (2 dims), or their batches (3)."""
-    return whole.unbind(0) if dims == 2 else torch.split(whole, len(whole) // n)
+    """Return the rows of a batched operand; batches (3 dims) are merged in it."""
+    return torch.split(whole, len(whole) // n) if dims == 3 else whole.unbind(0)
 
 
 def filled(single: torch.Tensor, fill: Fill, k: int, row: int) -> None:

@@ -55,6 +55,8 @@ def _of_matrix(buffers: Sequence[Buffer], p: Product) -> str:
     operands = buffers[: len(p.operands)]
     if buffers[0].device != CPU:
         return "decompositions are batched on a CPU only"
+    if not p.results:
+        return ""
     if operands[0].dtype not in MOST or any(
         x.dtype != operands[0].dtype for x in operands
     ):

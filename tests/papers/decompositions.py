@@ -66,7 +66,9 @@ def _lu(g: Tensor) -> Tensor:
     return factors.triu() @ g + pivots.unsqueeze(1)
 
 
-class _Decomposing(Matrices):
+class Decomposing(Matrices):
+    """Descent along what `how` makes of the momentum."""
+
     def __init__(self, params: Any, how: Callable[[Tensor], Tensor]) -> None:
         self.how = how
         super().__init__(params, momentum=0.9)
@@ -79,7 +81,7 @@ class _Decomposing(Matrices):
 
 
 def _of(how: Callable[[Tensor], Tensor]) -> Callable[..., Optimizer]:
-    return lambda params, dtype=None: _Decomposing(params, how)
+    return lambda params, dtype=None: Decomposing(params, how)
 
 
 #: Optimizers, each with the name of the op that it batches.
