@@ -34,6 +34,7 @@ class Products:
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
         self.bytes = config.batch_bytes
+        self.places = True
 
     def product(self, payload: int) -> Product | str:
         """Return the product that a call computes, or the reason against a batch."""

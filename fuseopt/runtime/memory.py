@@ -263,6 +263,10 @@ class Memory:
         kwargs = extern.kwargs
         if extern.computed:
             kwargs = {k: self._argument(v) for k, v in kwargs.items()}
+        if extern.placed is not None:
+            extern.function(*args, **kwargs, out=self.tensor(extern.placed))
+            self.free(extern)
+            return
         got = extern.function(*args, **kwargs)
         result = extern.result
         if (
@@ -285,9 +289,13 @@ class Memory:
                     alias = got.as_strided(view.shape, view.stride, first)
                     tensors[view.buffer] = alias
                     self.place(view.position, alias.data_ptr())
+        self.free(extern)
+
+    def free(self, extern: PreparedCall) -> None:
+        """Forget what no step after an extern reads."""
         storages, buffers = extern.freed
         for b in buffers:
-            tensors.pop(b, None)
+            self._made.pop(b, None)
         for s in storages:
             self._storages.pop(s, None)
 

@@ -25,6 +25,7 @@ from .extern_calls import prepare, touched_inputs
 from .gathers import Scratch
 from .guards.sharing import inputs
 from .memory import layout
+from .series import series_of
 from .tables.addresses import positions
 from .tables.host_numbers import CPU
 from .undo import risk_of
@@ -97,6 +98,8 @@ class Plan:
             if isinstance(step, Extern)
         }
         scratch = Scratch()
+        #: products that C calls one after another, by the index of their first step
+        self.series = series_of(steps, self.externs)
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
                 batch,

@@ -20,6 +20,9 @@ MOST_REMOTE, COPY_REMOTE = 1 << 30, 1 << 18
 #: The most elements of a matrix that is decomposed, or solved with, in a batch. A
 #: larger one takes as long alone (bench/NOTES.md).
 MOST_DECOMPOSED = 1 << 12
+#: The most elements of a single product's result that has a place in the arena, so
+#: that C can call the product.
+PLACED = 1 << 14
 
 
 def refusal(buffers: Sequence[Buffer], p: Product, rows: int) -> str:

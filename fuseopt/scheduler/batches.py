@@ -33,7 +33,7 @@ from ..ir.products import (
     Stack,
     Trial,
 )
-from .batch_limits import COPY, COPY_REMOTE, MOST, refusal
+from .batch_limits import COPY, COPY_REMOTE, MOST, PLACED, refusal
 from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
@@ -69,12 +69,12 @@ def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedu
         if not seen:
             break
         fixed |= seen
-    if not batcher.stacks and not batcher.alone:
-        return schedule
+    own = batcher.placed(steps) if machine.batching.places else []
     alone = (Alone(what, n, why) for (what, why), n in batcher.alone.items())
-    return replace(
-        schedule, steps=tuple(steps), stacks=tuple(batcher.stacks), alone=tuple(alone)
-    )
+    stacks = (*batcher.stacks, *own)
+    if not stacks and not batcher.alone:
+        return schedule
+    return replace(schedule, steps=tuple(steps), stacks=stacks, alone=tuple(alone))
 
 
 class _Batcher:
@@ -129,6 +129,34 @@ class _Batcher:
             for s in touched & self.place.keys()
             if _uneven(self.stacks[self.place[s][0]])
         )
+
+    def placed(self, steps: Sequence[Step]) -> list[Stack]:
+        """Return a stack for the result of each small product that is a single call."""
+        outputs = {self._storage(b) for b in self.graph.outputs}
+        found: list[Stack] = []
+        for step in steps:
+            product = (
+                self.batching.product(step.payload) if isinstance(step, Extern) else ""
+            )
+            if not isinstance(product, Product) or product.op not in TIMES:
+                continue
+            buffers = [self.graph.buffers[b] for b in self._touched(product)]
+            x = buffers[-1]
+            views = self.members.get(x.storage, ())
+            if (
+                x.kind == "temp"
+                and x.storage not in outputs
+                and x.dtype in MOST
+                and all(
+                    (y.dtype, y.device) == (x.dtype, CPU) for y in (*buffers, *views)
+                )
+                and 0 < x.numel <= PLACED
+                and x.stride == _contiguous(x.shape)
+                and storage_bytes(views) == self._bytes(product.results[0])
+            ):
+                size = self._bytes(product.results[0])
+                found.append(Stack((x.storage,), size, x.dtype, x.device))
+        return found
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
         """Return adjacent externs, in batches where possible."""

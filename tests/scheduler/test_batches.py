@@ -23,6 +23,7 @@ class Products(GraphBuilder):
         super().__init__()
         self.way = way
         self.bytes = 1 << 26
+        self.places = False
         self.products: dict[int, Product | str] = {}
         self.trials: list[Trial] = []
 
