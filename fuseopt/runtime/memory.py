@@ -265,7 +265,7 @@ class Memory:
             kwargs = {k: self._argument(v) for k, v in kwargs.items()}
         if extern.placed is not None:
             extern.function(*args, **kwargs, out=self.tensor(extern.placed))
-            self.free(extern)
+            self.free(extern.freed)
             return
         got = extern.function(*args, **kwargs)
         result = extern.result
@@ -289,11 +289,11 @@ class Memory:
                     alias = got.as_strided(view.shape, view.stride, first)
                     tensors[view.buffer] = alias
                     self.place(view.position, alias.data_ptr())
-        self.free(extern)
+        self.free(extern.freed)
 
-    def free(self, extern: PreparedCall) -> None:
-        """Forget what no step after an extern reads."""
-        storages, buffers = extern.freed
+    def free(self, freed: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        """Forget storages and buffers that no later step reads."""
+        storages, buffers = freed
         for b in buffers:
             self._made.pop(b, None)
         for s in storages:

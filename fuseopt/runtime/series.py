@@ -40,6 +40,11 @@ class Series:
         self.payloads = payloads
         self.externs = externs
         self.calls = [externs[k].call for k in payloads]
+        every = [externs[k].freed for k in payloads]
+        self._freed = (
+            tuple(s for storages, _ in every for s in storages),
+            tuple(b for _, buffers in every for b in buffers),
+        )
         #: the arena and the layout that the arguments are for
         self._now: tuple[torch.Tensor, Layout] | None = None
         self._run: HelperCall | None = None
@@ -64,8 +69,11 @@ class Series:
             self._words[word] = memory.tensor(b)._cdata
         assert self._run is not None
         made = int(self._run())
-        for payload in self.payloads[:made]:
-            memory.free(self.externs[payload])
+        if made == len(self.payloads):
+            memory.free(self._freed)
+        else:
+            for payload in self.payloads[:made]:
+                memory.free(self.externs[payload].freed)
         if memory.layout.plan.size > KEPT:
             self._now, self._kept = None, []
         return made
