@@ -17,8 +17,8 @@ from .nodes import Extern, Symbol
 
 #: Shape, strides and offset of one row, in elements.
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
-#: COPIED: the rows of an operand are copied together at each call. SHARED: all rows
-#: have the same operand.
+#: COPIED: the rows of an operand are copied together at each call, those of a result
+#: apart. SHARED: all rows have the same operand.
 COPIED, SHARED = -1, -2
 #: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"

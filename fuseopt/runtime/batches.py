@@ -28,7 +28,7 @@ class _Ready(NamedTuple):
     layout of tensors and this scratch.
     """
 
-    arena: torch.Tensor
+    arena: torch.Tensor | None
     now: Circumstances | None
     layout: Layout
     scratch: torch.Tensor | None
@@ -76,8 +76,11 @@ class PreparedBatch:
         self._known: dict[Circumstances, bool] = {}
         self._ready: _Ready | None = None
         #: true if the arguments of the batched call depend on the arena alone
+        self._apart = any(x.stack < 0 for x in batch.results)
+        self._stacked = any(x.stack >= 0 for x in (*batch.operands, *batch.results))
         self._fixed = (
             self.keeps
+            and not self._apart
             and all(
                 x.stack >= 0 or k in self._gathered
                 for k, x in enumerate(batch.operands)
@@ -87,8 +90,7 @@ class PreparedBatch:
 
     def run(self, memory: Memory) -> None:
         """Run the products on the memory of a call."""
-        assert memory.arena is not None, "a batch needs the arena of its stacks"
-        arena, _ = memory.arena[self.device]
+        arena = self._arena_of(memory)
         now = self._now(memory)
         ready = self._ready
         scratch = self.scratch.of(self._room) if self._room else None
@@ -102,7 +104,7 @@ class PreparedBatch:
             batch = self.batch
             scales = [_number(s, memory) for s in batch.scales]
             places = self._in_stacks(memory)
-            outs = [t for t in places[len(batch.operands) :] if t is not None]
+            outs = self._outs(places[len(batch.operands) :])
             before: list[Callable[[], object]] = []
             operands = self._operands(memory, places, scratch, before)
             if operands is None or not self._may(scales, now):
@@ -120,6 +122,37 @@ class PreparedBatch:
                 raise
             # the op refuses a matrix: the single calls raise eager's error
             self._singly(memory, ())
+            return
+        if self._apart:
+            self._copy_apart(memory, outs)
+
+    def _arena_of(self, memory: Memory) -> torch.Tensor | None:
+        """Return the arena of a call; None if nothing of this batch lies in a stack."""
+        if not self._stacked:
+            return None
+        assert memory.arena is not None, "a batch needs the arena of its stacks"
+        return memory.arena[self.device][0]
+
+    def _outs(self, places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Return the results of the batched call: in stacks, or new ones."""
+        return [
+            torch.empty_strided(x.shape, x.stride, dtype=self._dtype(x))
+            if place is None
+            else place
+            for x, place in zip(self.batch.results, places, strict=True)
+        ]
+
+    def _dtype(self, x: Operand) -> torch.dtype:
+        return NAMED_DTYPES[self.buffers[x.buffers[0]].dtype]
+
+    def _copy_apart(self, memory: Memory, outs: Sequence[torch.Tensor]) -> None:
+        """Copy results to memory that the step returns, or that single calls read."""
+        for x, whole in zip(self.batch.results, outs, strict=True):
+            if x.stack >= 0:
+                continue
+            to = [memory.tensor(b) for b in x.buffers]
+            rows = rows_of(whole, len(to), to[0].dim())
+            torch._foreach_copy_(to, list(rows))
 
     def _call(
         self,
@@ -147,6 +180,8 @@ class PreparedBatch:
 
     def _in_stacks(self, memory: Memory) -> list[torch.Tensor | None]:
         """Return the operands and the result that lie in stacks, None for the rest."""
+        if not self._stacked:
+            return [None] * len((*self.batch.operands, *self.batch.results))
         assert memory.arena is not None, "a batch needs the arena of its stacks"
         arena, begin = memory.arena[self.device]
         if arena is self._arena:
@@ -156,7 +191,7 @@ class PreparedBatch:
             if x.stack < 0:
                 views.append(None)
                 continue
-            dtype = NAMED_DTYPES[self.buffers[x.buffers[0]].dtype]
+            dtype = self._dtype(x)
             whole = arena.view(dtype)
             first = (self.first[x.stack] - begin) // dtype.itemsize + x.first
             views.append(whole.as_strided(x.shape, x.stride, first))

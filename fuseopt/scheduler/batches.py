@@ -287,14 +287,19 @@ class _Batcher:
             p.options,
         )
         dense = [self._made(column, p.op in TIMES) for column in results]
+        apart = [self._apart(column) for column in results]
         verdict = self.batching.verdict(trial)
         if not verdict.way:
             raise _Refused(verdict.why)
         for storages, stack in new.items():
             self._register(storages, stack)
         places: list[Operand] = []
-        for column, size, out in zip(results, dense, outs, strict=True):
+        for column, size, out, why in zip(results, dense, outs, apart, strict=True):
             step = (size // GAP + 2) * GAP if verdict.way == PADDED else size
+            if why:
+                x = out._replace(offset=0)
+                places.append(_merged(column, x, COPIED, 0, step, p.op in MERGED))
+                continue
             made = tuple(map(self._storage, column))
             self._register(made, Stack(made, step, out.dtype, out.device))
             last = len(self.stacks) - 1
@@ -310,17 +315,27 @@ class _Batcher:
         self.stacks.append(stack)
 
     def _made(self, results: Sequence[int], contiguous: bool) -> int:
-        """Return the bytes of one row of a result, if all may lie in a stack."""
+        """Return the bytes of one row of a result."""
         buffers = [self.graph.buffers[b] for b in results]
         size = self._bytes(results[0])
         for x in buffers:
-            if not self._may_lie(x) or x.storage in self.place:
-                raise _Refused("the step returns it, or it has other views")
             if storage_bytes(self.members[x.storage]) != size:
                 raise _Refused("its result is a part of a larger tensor")
         if contiguous and buffers[0].stride != _contiguous(buffers[0].shape):
             raise _Refused("its result is not contiguous")
         return size
+
+    def _apart(self, results: Sequence[int]) -> bool:
+        """Must rows of a result lie apart, since the step returns one, or single calls
+        read it? They are copied there.
+        """
+        buffers = [self.graph.buffers[b] for b in results]
+        if all(self._may_lie(x) and x.storage not in self.place for x in buffers):
+            return False
+        x = buffers[0]
+        if x.device != CPU or x.numel > COPY.get(x.dtype, 1 << 12):
+            raise _Refused("the step returns it, or it has other views")
+        return True
 
     def _may_lie(self, x: Buffer) -> bool:
         """May a storage be a row of a stack?"""
