@@ -269,14 +269,75 @@ def test_a_matrix_that_all_rows_share_is_not_copied() -> None:
     assert batch.operands[1].stride == (0, 4, 1)
 
 
-def test_what_the_step_returns_stays_alone() -> None:
+def returned(n: int, device: str = "cpu") -> Products:
+    """Products of two matrices of n x n, which the step returns."""
     g = Products()
     for i in range(2):
-        x = g.op("mul", g.tensor(f"x{i}", (4, 4)), 2.0)
+        x = g.op("mul", g.tensor(f"x{i}", (n, n), device=device), 2.0)
         g.outputs.append(g.times("mm", x, x))
-    _, plan = g.planned()
-    assert plan.batches == ()
-    assert len(plan.alone) == 1
+    return g
+
+
+def test_what_the_step_returns_is_copied_apart() -> None:
+    graph, plan = returned(4).planned()
+    (batch,) = plan.batches
+    (result,) = batch.results
+    assert result.stack == COPIED
+    assert result.buffers == tuple(graph.outputs)
+    # none of them lies in the arena, where a later call would write it
+    storages = {graph.buffers[b].storage for b in graph.outputs}
+    assert storages.isdisjoint(plan.memory.offsets)
+    assert storages <= plan.memory.returned
+
+
+def test_large_results_that_the_step_returns_stay_alone() -> None:
+    for g in (returned(96), returned(4, "cuda:0")):
+        _, plan = g.planned()
+        assert plan.batches == ()
+        assert reasons(plan) == {"the step returns it, or it has other views": 2}
+
+
+def test_calls_with_several_results() -> None:
+    """Each result has a stack of its dtype; constant arguments tell calls apart."""
+    g = Products()
+    ps = g.tensors("p", [(4, 4)] * 5)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    for i, x in enumerate(xs):
+        vectors, order = g.matrix((4, 4)), g.matrix((4,), "i32")
+        options = (("upper", i < 3),)
+        g.products[g._externs] = Product("lu", (x,), (vectors, order), (), options)
+        g.extern("lu", [x], [vectors, order])
+        g.extern("check", [order], [])
+        g.op("add", ps[i], vectors, out=ps[i])
+    graph, plan = g.planned()
+    first, second = plan.batches
+    assert [len(b.externs) for b in plan.batches] == [3, 2]
+    assert first.flops == 0
+    assert [plan.stacks[x.stack].dtype for x in first.results] == ["f32", "i32"]
+    assert first.results[1].shape == (3, 4)
+    assert first.trial.options == (("upper", True),)
+    assert first.trial.results[1].dtype == "i32"
+    text = show_schedule(graph, plan)
+    assert "batch lu x 3, dense  # step.py:" in text
+    with pytest.raises(GraphError, match="its results differ from the writes"):
+        check_schedule(graph, changed(plan, 0, results=first.results[::-1]))
+    with pytest.raises(GraphError, match="its results differ from the writes"):
+        check_schedule(graph, changed(plan, 1, results=second.results[:1]))
+
+
+def test_results_of_single_products_have_places_of_their_own() -> None:
+    def of(n: int, places: bool) -> Schedule:
+        g = of_lanes((n, n), (n, n), way="")
+        g.places = places
+        return g.planned()[1]
+
+    assert of(8, False).stacks == ()
+    plan = of(8, True)
+    assert [len(x.storages) for x in plan.stacks] == [1] * 8
+    assert plan.memory.returned == frozenset()
+    # two of a lane are needed at one time: a matrix and its gram
+    assert plan.memory.size <= 4 * 8 * 8 * 4
+    assert of(136, True).stacks == ()
 
 
 def test_a_product_waits_for_what_a_call_between_them_writes() -> None:
