@@ -44,8 +44,6 @@ GAP, GAP_REMOTE = 64, 256
 #: Numbers that BLAS treats apart.
 APART = (0.0, 1.0, -1.0)
 
-APART_ROWS = "its matrices are not adjacent, and a copy takes longer"
-
 
 class _Row(NamedTuple):
     extern: Extern
@@ -274,7 +272,7 @@ class _Batcher:
             for k in range(len(p.operands))
         ]
         if not p.results and any(x.stack < 0 for x in operands):
-            raise _Refused(APART_ROWS)
+            raise _Refused("what it checks is in no batch")
         results = [*zip(*(r.product.results for r in rows), strict=True)]
         outs = [self.graph.buffers[b] for b in p.results]
         first = self.graph.buffers[p.operands[-1]]
@@ -382,7 +380,7 @@ class _Batcher:
     def _copied(self, buffers: tuple[int, ...], x: Buffer, merged: bool) -> Operand:
         """An operand whose rows lie apart."""
         if x.numel > (COPY.get(x.dtype, 1) if x.device == CPU else COPY_REMOTE):
-            raise _Refused(APART_ROWS)
+            raise _Refused("its matrices are not adjacent, and a copy takes longer")
         if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
             raise _Refused("an expanded matrix")
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
