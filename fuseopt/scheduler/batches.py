@@ -70,7 +70,7 @@ def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedu
     own = batcher.placed(steps) if machine.batching.places else []
     alone = (Alone(what, n, why) for (what, why), n in batcher.alone.items())
     stacks = (*batcher.stacks, *own)
-    if not stacks and not batcher.alone:
+    if not stacks and not alone and tuple(steps) == schedule.steps:
         return schedule
     return replace(schedule, steps=tuple(steps), stacks=stacks, alone=tuple(alone))
 

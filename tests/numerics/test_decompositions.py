@@ -278,3 +278,60 @@ def test_a_probe_sees_one_row_that_differs(
         results = trial.results[0]._replace(stride=(12, 1)), *trial.results[1:]
         trial = trial._replace(results=results)
     assert Probes().way(trial, str(tmp_path / "two")) == ""
+
+
+# ---------------------------------------------------------------- around them
+
+
+def test_autocast_around_the_step() -> None:
+    """Autocast casts what LAPACK gets; each call keeps eager's bits."""
+    pair = Pair(OPS["qr"][0], [(12, 20)] * 3)
+    for on in (True, False, True, False):
+        pair.gradients()
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            pair.step()
+        pair.check()
+        known = {"autocast is on", "one batched call has other bits here"}
+        assert {x.reason for x in pair.report.alone} <= known
+        (qr,) = (b for b in pair.report.batches if b.op == "linalg_qr")
+        assert (qr.rows, qr.dtype) == (3, "f32")
+
+
+def test_a_graph_of_nothing_but_a_batch() -> None:
+    """Its operands are the caller's, and the graph returns its results."""
+
+    class Products(Decomposing):
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["q"] = torch.linalg.qr(p.grad)[0]
+
+    pair = Pair(lambda params, dtype=None: Products(params, gram), [(8, 12)] * 4)
+    pair.run(3)
+    kept = [s["q"] for s in pair.compiled.state.values()]
+    before = [q.clone() for q in kept]
+    pair.run(2)
+    # a later call writes no result of an earlier one
+    assert all(map(torch.equal, kept, before))
+
+
+def test_no_batch_if_no_bytes_are_allowed() -> None:
+    pair = Pair(OPS["qr"][0], [(12, 20)] * 3, batch_bytes=0)
+    pair.run(2)
+    assert pair.report.batches == []
+    assert "two of its matrices have more than batch_bytes" in {
+        x.reason for x in pair.report.alone
+    }
+
+
+@pytest.mark.parametrize("name", ["qr", "turning"])
+def test_inference_mode_now_and_then(name: str) -> None:
+    """Views of the arena that one mode made serve the other one."""
+    make = OPS[name][0] if name in OPS else DECOMPOSING[name]
+    pair = Pair(make, [(12, 20)] * 3)
+    for inference in (False, True, False, True, False):
+        pair.gradients()
+        with torch.inference_mode(inference):
+            pair.step()
+        pair.check()
