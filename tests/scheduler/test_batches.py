@@ -325,6 +325,31 @@ def test_calls_with_several_results() -> None:
         check_schedule(graph, changed(plan, 1, results=second.results[:1]))
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device", "reason"),
+    [
+        ((8, 8), "f32", "cuda:0", "decompositions are batched on a CPU only"),
+        ((0, 8), "f32", "cpu", "an empty matrix"),
+        ((2, 4, 4), "f32", "cpu", "it is a batch already"),
+        ((8, 8), "i32", "cpu", "no batches of i32"),
+        ((65, 64), "f32", "cpu", "it takes longer than a call"),
+    ],
+)
+def test_what_no_batch_decomposes(
+    shape: tuple[int, ...], dtype: str, device: str, reason: str
+) -> None:
+    g = Products()
+    for i in range(2):
+        x = g.tensor(f"x{i}", shape, dtype, device=device)
+        y = g.matrix(shape, dtype, device)
+        g.products[g._externs] = Product("qr", (x,), (y,))
+        g.extern("qr", [x], [y])
+        g.op("copy", y, out=g.tensor(f"z{i}", shape, dtype, device=device))
+    _, plan = g.planned()
+    assert plan.batches == ()
+    assert reasons(plan) == {reason: 2}
+
+
 def test_results_of_single_products_have_places_of_their_own() -> None:
     def of(n: int, places: bool) -> Schedule:
         g = of_lanes((n, n), (n, n), way="")
