@@ -25,6 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:fuseopt:RuntimeWarning")
 NAMES = (
     "SOAP Shampoo ScalableShampoo Kron Muon AdaMuon NorMuon SPlus Conda SCION".split()
 )
+#: These take groups with a mark.
+GROUPED = ("Muon", "AdaMuon", "NorMuon")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SETS: dict[str, Shapes] = {
     "one": [(24, 16)],
@@ -47,7 +49,10 @@ class Pair:
                 nn.Parameter((0.1 * torch.randn(s, generator=generator)).to(dtype))
                 for s in shapes
             ]
-            self.sides.append((params, getattr(package, name)(params)))
+            given: Any = params
+            if name in GROUPED:
+                given = [{"params": params, "use_muon": True}]
+            self.sides.append((params, getattr(package, name)(given)))
         self.seen = len(fuseopt.reports())
         fuseopt.compile(self.sides[1][1], eager_if_faster=False)
 
