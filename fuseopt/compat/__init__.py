@@ -80,6 +80,7 @@ from .numpy_floats import is_numpy_float, may_follow_numpy
 from .patch_state import patch_state
 from .patches import patches
 from .plain import as_if_compiling
+from .product_functions import product_functions
 from .profiling import profiled, profiler_range
 from .refusals import refusals_pass
 from .rewrites import WRITTEN_AS
@@ -271,6 +272,7 @@ __all__ = [
     "patch_state",
     "patches",
     "plainly",
+    "product_functions",
     "profiled",
     "profiler_range",
     "ran",

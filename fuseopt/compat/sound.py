@@ -26,6 +26,7 @@ from .attributes import READS, WRITES
 from .capability import Capability, switches
 from .dtype_groups import DTYPE_GROUPS, mixes_dtypes
 from .guards import LOST as GUARDED
+from .missing_kernels import missing_kernel
 from .modes import NUMBERS_PASS_MODES
 from .names import find
 from .numpy_arrays import other_arithmetic
@@ -143,10 +144,11 @@ def refused_graph(gm: torch.fx.GraphModule) -> str:
 def unknown_input(gm: torch.fx.GraphModule) -> tuple[str, list[Optimizer]]:
     """Return why no torch can make a step of this graph, and whose step it is.
 
-    An argument comes from an unsupported source, its trace was refused, or torch
-    computes in it what numpy does.
+    An argument comes from an unsupported source, its trace was refused, torch computes
+    in it what numpy does, or a call has no kernel.
     """
     refusal = tracing.refusal or strange_input(gm) or other_arithmetic(gm)
+    refusal = refusal or missing_kernel(gm)
     return refusal, (tracing.owners or tracing.given or _owners()) if refusal else []
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices, for the scheduler: calls that batch with equal bits."""
+"""Calls on matrices, for the scheduler: calls that batch with equal bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..config import Config
 from ..ir.graph import Batch, Symbol
-from ..ir.products import DENSE, Product, Trial
+from ..ir.products import DENSE, Options, Product, Trial
+from ..runtime.matrix_calls import BY_MATRIX
 from ..runtime.probes import Probes
 from ..scheduler.passes import Verdict
 
@@ -33,17 +34,18 @@ class Products:
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
         self.bytes = config.batch_bytes
+        self.places = True
 
     def product(self, payload: int) -> Product | str:
         """Return the product that a call computes, or the reason against a batch."""
         call = self.calls[payload]
-        if call.func not in PRODUCTS:
-            return ""
-        return _product(call)
+        if call.func in PRODUCTS:
+            return _product(call)
+        return _by_matrix(call) if call.func in BY_MATRIX else ""
 
     def verdict(self, trial: Trial) -> Verdict:
         """Return how a batched call gives the bits of single calls, or why not."""
-        if self.fast:
+        if self.fast or not trial.results:
             return Verdict(DENSE)
         way = self.probes.way(trial, self.cache_dir)
         if way is None:
@@ -69,7 +71,26 @@ def _product(call: Call) -> Product | str:
                 return "a scale that the step computes"
     (result,) = call.outputs
     op = call.func._schema.name.removeprefix("aten::")
-    return Product(op, tuple(x.buffer for x in refs), result, tuple(scales))
+    return Product(op, tuple(x.buffer for x in refs), (result,), tuple(scales))
+
+
+def _by_matrix(call: Call) -> Product | str:
+    """Return a call that treats matrices one by one."""
+    count = BY_MATRIX[call.func]
+    refs = call.args[:count]
+    if call.autocast is not None and call.autocast.on:
+        return "autocast is on"
+    if not all(isinstance(x, TensorRef) and x == TensorRef(x.buffer) for x in refs):
+        return "it reads conjugated or negated tensors"
+    names = [x.name for x in call.func._schema.arguments][count:]
+    given = {**dict(zip(names, call.args[count:], strict=False)), **call.kwargs}
+    options: Options = tuple(sorted(given.items()))
+    if not all(x is None or isinstance(x, (bool, int, float, str)) for _, x in options):
+        return "an argument that the step computes"
+    if any(b not in call.fresh for b in call.outputs):
+        return "it returns existing memory"
+    op = call.func._schema.name.removeprefix("aten::")
+    return Product(op, tuple(x.buffer for x in refs), call.outputs, options=options)
 
 
 def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | None:
@@ -81,6 +102,8 @@ def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | 
         return None
 
     def has(batch: Batch) -> bool | None:
+        if not batch.results:
+            return True
         way = probes.way(batch.trial, config.cache_dir)
         return None if way is None else way == batch.way
 

@@ -27,7 +27,7 @@ from ..ir.graph import (
     Variant,
     symbols,
 )
-from ..ir.products import COPIED
+from ..ir.products import COPIED, TIMES
 from ..ir.traffic import bytes_per_element, least_bytes, traffic
 from .text import rich_console, wrapped
 
@@ -87,12 +87,13 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Products of matrices that one call computes.
+    """Products of matrices, or other calls on them, that one call computes.
 
     `op`, `dtype`, `matrices`: the op of the single calls, and the shapes of its last
     two operands. `rows`: the matrices of one call; `calls` in a step; `flops` of one
-    call. `copied`: operands that are copied together at each call. `way`: "dense", or
-    "padded" if there is padding between the rows of the result.
+    call, 0 if it is no product. `copied`: operands that are copied together at each
+    call. `way`: "dense", or "padded" if there is padding between the rows of the
+    result.
     """
 
     op: str
@@ -106,9 +107,10 @@ class BatchReport:
 
     def __str__(self) -> str:
         copied = f", {self.copied} operands copied" * bool(self.copied)
+        flops = f" of {self.flops / 1e6:,.2f} Mflop" if self.flops else ""
         return (
             f"batch {self.op} {self.dtype} {self.matrices}: {self.rows} in one call, "
-            f"{self.calls} calls a step of {self.flops / 1e6:,.2f} Mflop{copied}"
+            f"{self.calls} calls a step{flops}{copied}"
         )
 
 
@@ -390,9 +392,10 @@ def _batches(schedule: Schedule) -> list[BatchReport]:
     """Return a report of each kind of batch."""
     kinds: dict[BatchReport, int] = {}
     for batch in schedule.batches:
-        left, right = (shape for shape, _, _ in batch.trial.layouts[-2:])
+        shapes = [str(list(shape)) for shape, _, _ in batch.trial.layouts[-2:]]
+        between = " @ " if batch.op in TIMES else ", "
         kind = BatchReport(
-            *(batch.op, batch.trial.dtype, f"{list(left)} @ {list(right)}"),
+            *(batch.op, batch.trial.dtype, between.join(shapes)),
             *(len(batch.externs), 0, batch.flops),
             sum(x.stack == COPIED for x in batch.operands),
             batch.way,

@@ -30,12 +30,13 @@ def check_batches(
     _check_stacks(graph, schedule)
     for batch in schedule.batches:
         _check_rows(graph, batch, near)
-        for operand in (*batch.operands, batch.result):
+        for operand in (*batch.operands, *batch.results):
             _check_operand(graph, schedule, batch, operand)
-        made = [graph.values[v] for e in batch.externs for v in e.writes]
+        made = [tuple(graph.values[v] for v in e.writes) for e in batch.externs]
         require(
-            batch.result.stack >= 0 and list(batch.result.buffers) == made,
-            f"{batch.name}: its result differs from the writes of its rows",
+            [tuple(x.buffers[i] for x in batch.results) for i in range(len(made))]
+            == made,
+            f"{batch.name}: its results differ from the writes of its rows",
         )
 
 
@@ -186,7 +187,9 @@ def _check_operand(
         )
         at = stack.storages.index(x.storage) * stack.step + x.first_byte
         expected = (operand.first * size) + row * stack.step
+        matrix = x.shape[-2:]
+        rest = operand.shape[len(operand.shape) - len(matrix) :]
         require(
-            at == expected and x.shape[-2:] == operand.shape[-2:],
+            at == expected and matrix == rest,
             f"{batch.name}: {x.name} lies at byte {at}, not at {expected}",
         )

@@ -215,9 +215,10 @@ def _batch(graph: Graph, step: Batch, first: int) -> Iterable[str]:
     """Yield the lines of a Batch: the places of its rows, and their buffers."""
     line = step.externs[0].line
     comment = f"  # {line}" if line else ""
-    yield f"batch {step.name}, {step.way}: {step.flops:,} flops{comment}"
+    flops = f": {step.flops:,} flops" if step.flops else ""
+    yield f"batch {step.name}, {step.way}{flops}{comment}"
     places = {COPIED: "copied", SHARED: "shared"}
-    for operand in (*step.operands, step.result):
+    for operand in (*step.operands, *step.results):
         rows = [graph.buffers[b].name for b in operand.buffers]
         where = places.get(operand.stack, f"stack {operand.stack}")
         yield f"  {where} {list(operand.shape)}: {_few(rows, first)}"

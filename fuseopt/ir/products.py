@@ -1,5 +1,7 @@
-"""Products of matrices that one batched ATen call computes, and the places of their
-rows.
+"""Calls on matrices that one batched ATen call computes, and the places of their rows.
+
+Most are products. Others treat a tensor of matrices matrix by matrix, such as a QR
+decomposition; they may have several results.
 
 A `Batch` replaces several Externs, with one *row* for each. Its rows read and write
 *stacks*: temps of one size, one after another in one allocation. So the producer of a
@@ -15,25 +17,34 @@ from .nodes import Extern, Symbol
 
 #: Shape, strides and offset of one row, in elements.
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
-#: COPIED: the rows of an operand are copied together at each call. SHARED: all rows
-#: have the same operand.
+#: COPIED: the rows of an operand are copied together at each call, those of a result
+#: apart. SHARED: all rows have the same operand.
 COPIED, SHARED = -1, -2
 #: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"
 
 
-class Product(NamedTuple):
-    """A product of matrices that may be batched with other products.
+#: The ops that are products, two of them of batches of matrices.
+TIMES = ("mm", "addmm", "bmm", "baddbmm")
+MERGED = ("bmm", "baddbmm")
+#: Constant arguments, by name.
+Options = tuple[tuple[str, object], ...]
 
-    `op`: "mm", "addmm", "bmm" or "baddbmm". `operands`: buffers, in the order of the
-    call's arguments. `result`: the buffer of the result. `scales`: beta and alpha of
-    addmm and baddbmm.
+
+class Product(NamedTuple):
+    """A call on matrices that may be batched with other calls.
+
+    `op`: one of TIMES, or the name of another op of ATen. `operands`, `results`:
+    buffers, in the order of the call's arguments and of its results. `scales`: beta and
+    alpha of addmm and baddbmm. `options`: the other arguments of an op that is not in
+    TIMES.
     """
 
     op: str
     operands: tuple[int, ...]
-    result: int
+    results: tuple[int, ...]
     scales: tuple[float | Symbol, ...] = ()
+    options: Options = ()
 
 
 class Stack(NamedTuple):
@@ -60,12 +71,21 @@ class Operand(NamedTuple):
     buffers: tuple[int, ...]
 
 
+class Result(NamedTuple):
+    """Shape, strides and dtype of a result of one row."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
 class Trial(NamedTuple):
     """The properties of a batch that may decide the bits of its rows.
 
     `layouts`: of one row's operands, in the single call. `stacked`: shape, strides and
-    offset of the operands of the batched call. `result`: the shape of one row's result.
+    offset of the operands of the batched call. `results`: of one row, without gaps.
     `scales`: "0", "1" or "-1" for numbers that BLAS treats specially, "any" for others.
+    `options`: see Product.
     """
 
     op: str
@@ -74,21 +94,22 @@ class Trial(NamedTuple):
     rows: int
     layouts: tuple[Layout, ...]
     stacked: tuple[Layout, ...]
-    result: tuple[int, ...]
+    results: tuple[Result, ...]
     scales: tuple[str, ...]
+    options: Options = ()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Independent products as one batched call, with a row for each.
+    """Independent calls on matrices as one batched call, with a row for each.
 
-    `operands` and `result` give the places of rows. `way`: DENSE or PADDED, see Trial.
+    `operands` and `results` give the places of rows. `way`: DENSE or PADDED, see Trial.
     """
 
     externs: tuple[Extern, ...]
     op: str
     operands: tuple[Operand, ...]
-    result: Operand
+    results: tuple[Operand, ...]
     scales: tuple[float | Symbol, ...]
     trial: Trial
     way: str
@@ -109,16 +130,18 @@ class Batch:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one call."""
+        """Multiplications and additions of one call; 0 if it is no product."""
+        if self.op not in TIMES:
+            return 0
         *_, inner = self.trial.layouts[-2][0]
         count = 2 * len(self.externs) * inner
-        for n in self.trial.result:
+        for n in self.trial.results[0].shape:
             count *= n
         return count
 
 
 class Alone(NamedTuple):
-    """Products that run as single calls, with the reason."""
+    """Calls on matrices that run as single calls, with the reason."""
 
     what: str
     calls: int

@@ -114,7 +114,7 @@ class Binding:
                 f"{error} It was for the tables of {', '.join(places)}. The step has "
                 "changed nothing, and the next call makes them again."
             ) from error
-        self.memory = replace(plan.memory, homes=self._homes())
+        self.memory = replace(plan.memory, homes=self._homes(), helper=built.helper)
         self.allocated = self.memory.without_memory(schedule.temps)
         self.temps = TempArena(buffers, schedule.memory, plan.positions.of)
         kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)

@@ -205,10 +205,17 @@ def _run(
     launch: Callable[[KernelTable], None],
     steps: Sequence[Step],
 ) -> None:
-    """Run steps one after another."""
+    """Run steps one after another: the first ones of the plan, or those of a branch."""
     tables, externs = bound.tables.every, bound.plan.externs
     batches = bound.plan.batches
-    for step in steps:
+    whole = steps[:1] == bound.plan.schedule.steps[:1] and not profiled()
+    series = bound.plan.series if whole else {}
+    done = 0
+    for i, step in enumerate(steps):
+        if i in series:
+            done = i + series[i].run(memory)
+        if i < done:
+            continue
         if isinstance(step, (Kernel, Run)):
             launch(tables[step.name])
         elif isinstance(step, Batch):

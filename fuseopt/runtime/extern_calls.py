@@ -19,6 +19,7 @@ from ..capture.scalars.device import NumberRef
 from ..capture.scalars.host import Sym
 from ..compat import bound_op
 from ..ir.graph import Buffer, Extern, Graph, MemoryPlan, Schedule
+from .placed import placed, writes_given
 
 
 class View(NamedTuple):
@@ -63,7 +64,8 @@ class PreparedCall(NamedTuple):
     (place among the arguments, buffer) of plain tensors. `others` are (place, argument)
     of those that each step evaluates. `kwargs` are by name; `computed` is true if a
     step evaluates some of them. `result` is the returned tensor, if the call returns
-    just one. `freed` has the storages that no later step reads, and their buffers.
+    just one. `placed` is the buffer that the call writes instead (see placed.py).
+    `freed` has the storages that no later step reads, and their buffers.
     """
 
     name: str
@@ -75,6 +77,7 @@ class PreparedCall(NamedTuple):
     kwargs: dict[str, Any]
     computed: bool
     result: Result | None
+    placed: int | None
     freed: tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -107,7 +110,8 @@ def prepare(
     if str(kwargs.get("device")) == "meta":
         # the device in the recorded call
         kwargs["device"] = torch.device(buffers[call.outputs[0]].device)
-    function = bound_op(call.func)
+    given = placed(call, buffers, plan)
+    function = bound_op(call.func) if given is None else writes_given(call)
     if call.autocast is not None:
         function = WithinAutocast(function, call.autocast)
     return PreparedCall(
@@ -119,7 +123,8 @@ def prepare(
         tuple(others),
         kwargs,
         any(map(_changes, kwargs.values())),
-        _result(call, buffers, members, plan, position),
+        None if given is not None else _result(call, buffers, members, plan, position),
+        given,
         (freed, tuple(b for s in freed for b in members[s])),
     )
 

@@ -7,6 +7,7 @@ buffers by storage. A `Memory` has the tensors of one call.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,8 @@ class Layout:
 
     `base` has the first input buffer of a storage of inputs. `members` has all buffers
     of a storage of temps. `plan` is the scheduler's plan of the temps' memory. `homes`
-    has memory (uint8) for a storage of temps, for the lifetime of the tables.
+    has memory (uint8) for a storage of temps, for the lifetime of the tables. `helper`
+    is the library of Built. Each binding has a Layout.
     """
 
     buffers: Sequence[Buffer]
@@ -52,6 +54,7 @@ class Layout:
     members: Mapping[int, list[int]]
     plan: MemoryPlan
     homes: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    helper: ctypes.PyDLL | None = None
     _bytes: dict[int, int] = field(default_factory=dict)
 
     def bytes_of(self, storage: int) -> int:
@@ -119,6 +122,7 @@ class Memory:
         self.layout = layout
         self.tensors = tensors
         self.place = addresses.place
+        self.words = addresses.words
         self.position = addresses.places.of
         self.numbers = numbers
         self._made: dict[int, torch.Tensor] = {}
@@ -259,6 +263,10 @@ class Memory:
         kwargs = extern.kwargs
         if extern.computed:
             kwargs = {k: self._argument(v) for k, v in kwargs.items()}
+        if extern.placed is not None:
+            extern.function(*args, **kwargs, out=self.tensor(extern.placed))
+            self.free(extern.freed)
+            return
         got = extern.function(*args, **kwargs)
         result = extern.result
         if (
@@ -281,9 +289,13 @@ class Memory:
                     alias = got.as_strided(view.shape, view.stride, first)
                     tensors[view.buffer] = alias
                     self.place(view.position, alias.data_ptr())
-        storages, buffers = extern.freed
+        self.free(extern.freed)
+
+    def free(self, freed: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        """Forget storages and buffers that no later step reads."""
+        storages, buffers = freed
         for b in buffers:
-            tensors.pop(b, None)
+            self._made.pop(b, None)
         for s in storages:
             self._storages.pop(s, None)
 

@@ -22,8 +22,10 @@ from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
+from .gathers import Scratch
 from .guards.sharing import inputs
 from .memory import layout
+from .series import series_of
 from .tables.addresses import positions
 from .tables.host_numbers import CPU
 from .undo import risk_of
@@ -95,6 +97,9 @@ class Plan:
             for step, last in zip(steps, freed, strict=True)
             if isinstance(step, Extern)
         }
+        scratch = Scratch()
+        #: products that C calls one after another, by the index of their first step
+        self.series = series_of(steps, self.externs)
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
                 batch,
@@ -102,6 +107,7 @@ class Plan:
                 allowed,
                 schedule.memory,
                 schedule.stacks,
+                scratch,
                 captured.calls[batch.externs[0].payload].autocast,
             )
             for batch in schedule.batches

@@ -15,19 +15,21 @@ import importlib.metadata
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.products import DENSE, PADDED, Layout, Trial
+from ..ir.products import DENSE, MERGED, PADDED, TIMES, Trial
 from ..locks import new_lock
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
-from .tables.host_numbers import SIZES
+from .matrix_calls import batched
+from .matrix_rows import Fill, Numbers, filled, padded_tensor, rows_of, same_bits
+from .matrix_trials import rows_agree
 
 #: Ending of files of answers; the folder's name has two letters, as that of kernels.
 ENDING = ".product"
@@ -39,7 +41,7 @@ CANCELLING = 4
 #: roundings that rarely differ need many numbers.
 COMPARED = 4096
 #: Part of the name of an answer; it changes where a probe compares more.
-KIND = "2"
+KIND = "3"
 #: Number of NaN behind the operands of a batched call.
 BEHIND = 64
 #: Prefixes of environment variables that the libraries of products read.
@@ -95,31 +97,6 @@ def _of_devices() -> tuple[Any, ...]:
         *(getattr(cuda.matmul, name, None) for name in OF_DEVICES),
         str(cuda.preferred_blas_library()),
     )
-
-
-def padded_tensor(
-    layout: Layout, dtype: torch.dtype, device: str, behind: int = 0
-) -> torch.Tensor:
-    """Return a new tensor with this layout; `behind` NaN follow it in its memory."""
-    shape, stride, offset = layout
-    last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    memory = torch.zeros(offset + last + 1 + behind, dtype=dtype, device=device)
-    memory[offset + last + 1 :] = float("nan")
-    return memory.as_strided(shape, stride, offset)
-
-
-def batched(
-    op: str,
-    operands: Sequence[torch.Tensor],
-    out: torch.Tensor,
-    scales: Sequence[float],
-) -> None:
-    """Make the batched call of products `op`, which writes every row of `out`."""
-    if len(operands) == 2:
-        torch.bmm(*operands, out=out)
-    else:
-        beta, alpha = scales
-        torch.baddbmm(*operands, beta=beta, alpha=alpha, out=out)
 
 
 class Probes:
@@ -232,7 +209,9 @@ def _keep(cache_dir: str | None, name: str, answer: str) -> None:
 def _tried(trial: Trial) -> str:
     """Run single calls and batched ones on the same numbers."""
     remote = is_remote(torch.device(trial.device))
-    batches = trial.op in ("bmm", "baddbmm")
+    if trial.op not in TIMES:
+        return DENSE if rows_agree(trial) else ""
+    batches = trial.op in MERGED
     ways = [DENSE] if batches or remote else [DENSE, PADDED]
     with torch.no_grad():
         for way in ways:
@@ -241,41 +220,16 @@ def _tried(trial: Trial) -> str:
     return ""
 
 
-#: Writes the numbers of a round into an operand of a row: `(tensor, place among the
-#: operands, row)`. For an operand that all rows share, the row is -1.
-Fill = Callable[[torch.Tensor, int, int], None]
-
-
-class _Numbers:
-    """Normal numbers: a new window of a few random ones at each call."""
-
-    def __init__(self, most: int) -> None:
-        self.generator = torch.Generator().manual_seed(35)
-        self.room = 4099
-        self.at = 0
-        count = most + self.room
-        pool = torch.randn(count, generator=self.generator, dtype=torch.float64)
-        self.normal = pool
-        sizes = torch.randint(-6, 7, (count,), generator=self.generator)
-        self.spread = torch.ldexp(pool, sizes)
-        self.kinds = torch.randint(0, 160, (count,), generator=self.generator)
-
-    def window(self, pool: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Return numbers of a pool in a shape."""
-        self.at = (self.at + 613) % self.room
-        count = math.prod(shape)
-        return pool[self.at : self.at + count].view(*shape)
-
-
 def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
     """Yield numbers for operands, and scales."""
-    numbers = _Numbers(max(math.prod(shape) for shape, _, _ in trial.layouts))
+    numbers = Numbers(max(math.prod(shape) for shape, _, _ in trial.layouts))
     inner = trial.layouts[-2][0][-1]
     operands = len(trial.layouts)
     fills = [_cancelling(numbers, inner, operands) for _ in range(CANCELLING)]
     fills += [_normal(numbers), _denormal(numbers), _special(numbers)]
     fills += [_every_other(numbers, 0), _every_other(numbers, 1)]
-    more = -(-COMPARED // max(1, trial.rows * math.prod(trial.result))) - len(fills)
+    size = trial.rows * math.prod(trial.results[0].shape)
+    more = -(-COMPARED // max(1, size)) - len(fills)
     drawn = random.Random(35)
     for number, fill in enumerate([*fills, *[None] * more]):
         pair = iter(SCALES[number % len(SCALES)])
@@ -289,7 +243,7 @@ def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
         yield fill, tuple(scales)
 
 
-def _cancelling(numbers: _Numbers, inner: int, operands: int) -> Fill:
+def _cancelling(numbers: Numbers, inner: int, operands: int) -> Fill:
     """Return terms of all sizes, each with both signs, at random places. Their sum has
     only the errors of its order's roundings.
     """
@@ -311,14 +265,14 @@ def _cancelling(numbers: _Numbers, inner: int, operands: int) -> Fill:
     return fill
 
 
-def _normal(numbers: _Numbers) -> Fill:
+def _normal(numbers: Numbers) -> Fill:
     def fill(t: torch.Tensor, k: int, row: int) -> None:
         t.copy_(numbers.window(numbers.normal, t.shape))
 
     return fill
 
 
-def _every_other(numbers: _Numbers, odd: int) -> Fill:
+def _every_other(numbers: Numbers, odd: int) -> Fill:
     """Return NaN in every second row, which must not reach the rows beside it."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
@@ -330,7 +284,7 @@ def _every_other(numbers: _Numbers, odd: int) -> Fill:
     return fill
 
 
-def _denormal(numbers: _Numbers) -> Fill:
+def _denormal(numbers: Numbers) -> Fill:
     """Return numbers whose products are the smallest denormals."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
@@ -340,7 +294,7 @@ def _denormal(numbers: _Numbers) -> Fill:
     return fill
 
 
-def _special(numbers: _Numbers) -> Fill:
+def _special(numbers: Numbers) -> Fill:
     """Return zeros of both signs, infinities, NaN, largest numbers, and others."""
 
     def fill(t: torch.Tensor, k: int, row: int) -> None:
@@ -366,49 +320,27 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
         for row in range(n):
             single = once if shared else padded_tensor(layout, dtype, trial.device)
             if row == 0 or not shared:
-                _filled(single, fill, k, -1 if shared else row)
+                filled(single, fill, k, -1 if shared else row)
                 rows_of(whole, n, single.dim())[row].copy_(single)
             singles[row].append(single)
         stacked.append(whole)
     out = _out(trial, way, dtype)
     batched(trial.op, stacked, out, scales)
-    rows = rows_of(out, n, len(trial.result))
+    rows = rows_of(out, n, len(trial.results[0].shape))
     call = getattr(torch, trial.op)
     keywords = dict(zip(("beta", "alpha"), scales, strict=False))
     return all(
-        _same(call(*operands, **keywords), rows[row])
+        same_bits(call(*operands, **keywords), rows[row])
         for row, operands in enumerate(singles)
     )
 
 
-def _filled(single: torch.Tensor, fill: Fill, k: int, row: int) -> None:
-    """Write numbers into the tensor of a row, through the CPU's memory."""
-    if single.device.type == "cpu":
-        fill(single, k, row)
-        return
-    host = torch.empty(single.shape, dtype=single.dtype)
-    fill(host, k, row)
-    single.copy_(host)
-
-
-def rows_of(whole: torch.Tensor, n: int, dims: int) -> tuple[torch.Tensor, ...]:
-    """Return the rows of a batched operand: matrices (2 dims), or their batches (3)."""
-    return whole.unbind(0) if dims == 2 else torch.split(whole, len(whole) // n)
-
-
 def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:
     """Return memory for the result, laid out as in a stack."""
-    shape = trial.result
+    shape = trial.results[0].shape
     whole = (trial.rows * (shape[0] if len(shape) == 3 else 1), *shape[-2:])
     step = shape[-2] * shape[-1]
     if way == PADDED:
         size = dtype.itemsize
         step = (step * size // 64 + 2) * 64 // size
     return padded_tensor((whole, (step, shape[-1], 1), 0), dtype, trial.device)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Are all bits equal, except those of NaN?"""
-    kind = SIZES[one.dtype.itemsize]
-    bits = one.contiguous().view(kind) == other.contiguous().view(kind)
-    return bool((bits | (one.isnan() & other.isnan())).all())

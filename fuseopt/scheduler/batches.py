@@ -1,7 +1,7 @@
-"""Batch ATen calls: products of one shape that are ready together become one call.
+"""Batch ATen calls: calls on matrices that are ready together become one call.
 
 Between two kernels, externs depend on each other in *levels*; externs of one level are
-independent. Products of a level that differ only in their matrices become a Batch. The
+independent. Calls of a level that differ only in their matrices become a Batch. The
 first batch that reads or makes some rows decides their stack. Later batches keep that
 order, so that a chain of products stays in its stacks. A single call stays at its place
 in the chain of its lane, and `Schedule.alone` gives the reason.
@@ -20,29 +20,24 @@ from ..ir.geometry import numel
 from ..ir.graph import DTYPE_BYTES, Buffer, Extern, Graph, Schedule, Step, storage_bytes
 from ..ir.products import (
     COPIED,
+    MERGED,
     PADDED,
     SHARED,
+    TIMES,
     Alone,
     Batch,
     Layout,
     Operand,
     Product,
+    Result,
     Stack,
     Trial,
 )
+from .batch_limits import COPY, COPY_REMOTE, MOST, PLACED, refusal
 from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
 
-#: Dtypes of batches, each with the largest number of multiplications of one row. A
-#: larger product takes so long that a single call costs nothing extra (bench/NOTES.md).
-MOST = {"f32": 1 << 23, "f64": 1 << 23, "bf16": 1 << 24, "f16": 1 << 24}
-#: The largest number of elements of an operand's row that is copied into a stack at
-#: each call.
-COPY = {"f32": 1 << 12, "f64": 1 << 12, "bf16": 1 << 16, "f16": 1 << 16}
-#: The same on a device, where a launch takes as long as more work does. Both numbers
-#: are derived from its peak, and were not measured.
-MOST_REMOTE, COPY_REMOTE = 1 << 30, 1 << 18
 #: Bytes between rows of a result that are not adjacent, and their alignment: those of a
 #: single call on the CPU, and on a device. Libraries of devices check 256 bytes.
 GAP, GAP_REMOTE = 64, 256
@@ -72,12 +67,12 @@ def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedu
         if not seen:
             break
         fixed |= seen
-    if not batcher.stacks and not batcher.alone:
-        return schedule
+    own = batcher.placed(steps) if machine.batching.places else []
     alone = (Alone(what, n, why) for (what, why), n in batcher.alone.items())
-    return replace(
-        schedule, steps=tuple(steps), stacks=tuple(batcher.stacks), alone=tuple(alone)
-    )
+    stacks = (*batcher.stacks, *own)
+    if not stacks and not alone and tuple(steps) == schedule.steps:
+        return schedule
+    return replace(schedule, steps=tuple(steps), stacks=stacks, alone=tuple(alone))
 
 
 class _Batcher:
@@ -130,8 +125,36 @@ class _Batcher:
         return frozenset(
             s
             for s in touched & self.place.keys()
-            if self.stacks[self.place[s][0]].step % _gap(self.stacks[self.place[s][0]])
+            if _uneven(self.stacks[self.place[s][0]])
         )
+
+    def placed(self, steps: Sequence[Step]) -> list[Stack]:
+        """Return a stack for the result of each small product that is a single call."""
+        outputs = {self._storage(b) for b in self.graph.outputs}
+        found: list[Stack] = []
+        for step in steps:
+            product = (
+                self.batching.product(step.payload) if isinstance(step, Extern) else ""
+            )
+            if not isinstance(product, Product) or product.op not in TIMES:
+                continue
+            buffers = [self.graph.buffers[b] for b in self._touched(product)]
+            x = buffers[-1]
+            views = self.members.get(x.storage, ())
+            if (
+                x.kind == "temp"
+                and x.storage not in outputs
+                and x.dtype in MOST
+                and all(
+                    (y.dtype, y.device) == (x.dtype, CPU) for y in (*buffers, *views)
+                )
+                and 0 < x.numel <= PLACED
+                and x.stride == _contiguous(x.shape)
+                and storage_bytes(views) == self._bytes(product.results[0])
+            ):
+                size = self._bytes(product.results[0])
+                found.append(Stack((x.storage,), size, x.dtype, x.device))
+        return found
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
         """Return adjacent externs, in batches where possible."""
@@ -174,10 +197,10 @@ class _Batcher:
 
     def _key(self, p: Product) -> tuple[object, ...]:
         """Return a key, equal for products that may be rows of one batch."""
-        buffers = [self.graph.buffers[b] for b in (*p.operands, p.result)]
+        buffers = [self.graph.buffers[b] for b in self._touched(p)]
         storages = [self._storage(b) for b in p.operands]
         return (
-            *(p.op, tuple(map(repr, p.scales))),
+            *(p.op, tuple(map(repr, p.scales)), p.options),
             tuple((x.dtype, x.device, *_layout(x)) for x in buffers),
             tuple(self.place.get(s, (None, 0))[0] for s in storages),
             tuple(storages.index(s) for s in storages),
@@ -208,7 +231,7 @@ class _Batcher:
                 self.alone[what, str(why)] += len(part)
 
     def _touched(self, p: Product) -> list[int]:
-        return [*p.operands, p.result]
+        return [*p.operands, *p.results]
 
     def _bytes(self, b: int) -> int:
         x = self.graph.buffers[b]
@@ -216,31 +239,17 @@ class _Batcher:
 
     def _described(self, p: Product) -> str:
         shapes = [self.graph.buffers[b] for b in p.operands]
-        sizes = " @ ".join(str(list(x.shape)) for x in shapes[-2:])
+        between = " @ " if p.op in TIMES else ", "
+        sizes = between.join(str(list(x.shape)) for x in shapes[-2:])
         return f"{p.op} {shapes[-1].dtype} {sizes}"
 
     def _check(self, rows: Sequence[_Row]) -> None:
-        """Refuse products that are too large, of another form, or the only one of a
-        kind.
-        """
+        """Refuse calls that cannot be a batch."""
         p = rows[0].product
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
-        result, left = buffers[-1], buffers[-3]
-        if any(x.device != result.device for x in buffers):
-            raise _Refused("its matrices are on several devices")
-        if result.dtype not in MOST or any(x.dtype != result.dtype for x in buffers):
-            raise _Refused(f"no batches of {result.dtype}")
-        if 0 in result.shape or 0 in left.shape:
-            raise _Refused("an empty product")
-        if 1 in (*result.shape[-2:], left.shape[-1]):
-            raise _Refused("a product of vectors, for which BLAS has other code")
-        work = result.numel * left.shape[-1]
-        if work > (MOST[result.dtype] if result.device == CPU else MOST_REMOTE):
-            raise _Refused(f"{2 * work:,} flops take longer than a call")
-        if len(p.operands) == 3 and buffers[0].shape != result.shape:
-            raise _Refused("it adds a tensor of another shape")
-        if len(rows) < 2:
-            raise _Refused("no other product of its kind is ready with it")
+        why = refusal(buffers, p, len(rows))
+        if why:
+            raise _Refused(why)
 
     def _sorted(self, rows: list[_Row]) -> list[_Row]:
         """Return rows in the order of the first stack that has them all."""
@@ -257,51 +266,74 @@ class _Batcher:
         self._check(rows)
         new: dict[tuple[int, ...], Stack] = {}
         operands = [
-            self._operand(tuple(r.product.operands[k] for r in rows), new)
+            self._operand(
+                tuple(r.product.operands[k] for r in rows), new, p.op in MERGED
+            )
             for k in range(len(p.operands))
         ]
-        results = tuple(r.product.result for r in rows)
-        out = self.graph.buffers[results[0]]
+        if not p.results and any(x.stack < 0 for x in operands):
+            raise _Refused("what it checks is in no batch")
+        results = [*zip(*(r.product.results for r in rows), strict=True)]
+        outs = [self.graph.buffers[b] for b in p.results]
+        first = self.graph.buffers[p.operands[-1]]
         trial = Trial(
-            *(p.op, out.dtype, out.device, len(rows)),
+            *(p.op, first.dtype, first.device, len(rows)),
             tuple(_layout(self.graph.buffers[b]) for b in p.operands),
             tuple((x.shape, x.stride, x.first) for x in operands),
-            out.shape,
+            tuple(Result(x.shape, x.stride, x.dtype) for x in outs),
             tuple(map(_kind, p.scales)),
+            p.options,
         )
-        dense = self._made(results)
+        dense = [self._made(column, p.op in TIMES) for column in results]
+        apart = [self._apart(column) for column in results]
         verdict = self.batching.verdict(trial)
         if not verdict.way:
             raise _Refused(verdict.why)
-        step = dense
-        if verdict.way == PADDED:
-            step = (dense // GAP + 2) * GAP
         for storages, stack in new.items():
             self._register(storages, stack)
-        made = tuple(map(self._storage, results))
-        self._register(made, Stack(made, step, out.dtype, out.device))
-        result = _merged(results, out, len(self.stacks) - 1, 0, step)
+        places: list[Operand] = []
+        for column, size, out, why in zip(results, dense, outs, apart, strict=True):
+            step = (size // GAP + 2) * GAP if verdict.way == PADDED else size
+            if why:
+                x = out._replace(offset=0)
+                places.append(_merged(column, x, COPIED, 0, step, p.op in MERGED))
+                continue
+            made = tuple(map(self._storage, column))
+            self._register(made, Stack(made, step, out.dtype, out.device))
+            last = len(self.stacks) - 1
+            places.append(_merged(column, out, last, 0, step, p.op in MERGED))
         externs = tuple(row.extern for row in rows)
         return Batch(
-            externs, p.op, tuple(operands), result, p.scales, trial, verdict.way
+            *(externs, p.op, tuple(operands), tuple(places), p.scales, trial),
+            verdict.way,
         )
 
     def _register(self, storages: tuple[int, ...], stack: Stack) -> None:
         self.place.update((s, (len(self.stacks), i)) for i, s in enumerate(storages))
         self.stacks.append(stack)
 
-    def _made(self, results: Sequence[int]) -> int:
-        """Return the bytes of one row of a result, if all may lie in a stack."""
+    def _made(self, results: Sequence[int], contiguous: bool) -> int:
+        """Return the bytes of one row of a result."""
         buffers = [self.graph.buffers[b] for b in results]
         size = self._bytes(results[0])
         for x in buffers:
-            if not self._may_lie(x) or x.storage in self.place:
-                raise _Refused("the step returns it, or it has other views")
             if storage_bytes(self.members[x.storage]) != size:
                 raise _Refused("its result is a part of a larger tensor")
-        if buffers[0].stride != _contiguous(buffers[0].shape):
+        if contiguous and buffers[0].stride != _contiguous(buffers[0].shape):
             raise _Refused("its result is not contiguous")
         return size
+
+    def _apart(self, results: Sequence[int]) -> bool:
+        """Must rows of a result lie apart, since the step returns one, or single calls
+        read it? They are copied there.
+        """
+        buffers = [self.graph.buffers[b] for b in results]
+        if all(self._may_lie(x) and x.storage not in self.place for x in buffers):
+            return False
+        x = buffers[0]
+        if x.device != CPU or x.numel > COPY.get(x.dtype, 1 << 12):
+            raise _Refused("the step returns it, or it has other views")
+        return True
 
     def _may_lie(self, x: Buffer) -> bool:
         """May a storage be a row of a stack?"""
@@ -310,9 +342,9 @@ class _Batcher:
         return x.kind == "temp" and x.storage not in self.fixed and alike
 
     def _operand(
-        self, buffers: tuple[int, ...], new: dict[tuple[int, ...], Stack]
+        self, buffers: tuple[int, ...], new: dict[tuple[int, ...], Stack], merged: bool
     ) -> Operand:
-        """Return the places of an operand's rows.
+        """Return the places of an operand's rows. `merged`: each is a batch itself.
 
         `new`: stacks that this batch is the first to need, by their storages, in the
         order of their future numbers.
@@ -320,16 +352,16 @@ class _Batcher:
         x = self.graph.buffers[buffers[0]]
         storages = tuple(map(self._storage, buffers))
         if len(set(buffers)) == 1:
-            return _merged(buffers, x, SHARED, 0, 0)
+            return _merged(buffers, x, SHARED, 0, 0, merged)
         places = [self.place.get(s) for s in storages]
         if None not in places and places[0] is not None:
             stack, row = places[0]
             if places == [(stack, row + i) for i in range(len(buffers))]:
                 step = self.stacks[stack].step
-                return _merged(buffers, x, stack, row, step)
+                return _merged(buffers, x, stack, row, step, merged)
         if storages in new:
             number = len(self.stacks) + list(new).index(storages)
-            return _merged(buffers, x, number, 0, new[storages].step)
+            return _merged(buffers, x, number, 0, new[storages].step, merged)
         every = [self.graph.buffers[b] for b in buffers]
         seen = {s for row in new for s in row}
         if (
@@ -342,33 +374,33 @@ class _Batcher:
                 (size,) = sizes
                 new[storages] = Stack(storages, size, x.dtype, x.device)
                 number = len(self.stacks) + len(new) - 1
-                return _merged(buffers, x, number, 0, size)
-        return self._copied(buffers, x)
+                return _merged(buffers, x, number, 0, size, merged)
+        return self._copied(buffers, x, merged)
 
-    def _copied(self, buffers: tuple[int, ...], x: Buffer) -> Operand:
+    def _copied(self, buffers: tuple[int, ...], x: Buffer, merged: bool) -> Operand:
         """An operand whose rows lie apart."""
-        if x.numel > (COPY[x.dtype] if x.device == CPU else COPY_REMOTE):
+        if x.numel > (COPY.get(x.dtype, 1) if x.device == CPU else COPY_REMOTE):
             raise _Refused("its matrices are not adjacent, and a copy takes longer")
         if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
             raise _Refused("an expanded matrix")
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
         size = (last + 1) * DTYPE_BYTES[x.dtype]
-        return _merged(buffers, x._replace(offset=0), COPIED, 0, size)
+        return _merged(buffers, x._replace(offset=0), COPIED, 0, size, merged)
 
 
 def _merged(
-    buffers: tuple[int, ...], x: Buffer, stack: int, row: int, step: int
+    buffers: tuple[int, ...], x: Buffer, stack: int, row: int, step: int, merged: bool
 ) -> Operand:
-    """Return rows like `x`, `step` bytes apart, as one tensor of three dimensions.
+    """Return rows like `x`, `step` bytes apart, as one tensor of one more dimension.
 
-    Batches of batches have their first two dimensions merged.
+    Batches of batches have their first two dimensions `merged`.
     """
     each, uneven = divmod(step, DTYPE_BYTES[x.dtype])
     if uneven:
         raise _Refused("its rows are not aligned to elements")
     first = x.offset + row * each
     shape, stride, n = x.shape, x.stride, len(buffers)
-    if len(shape) == 2:
+    if not merged:
         return Operand(stack, (n, *shape), (each, *stride), first, buffers)
     inner = stride[0] if shape[0] > 1 else each
     if each != shape[0] * inner and shape[0] > 1:
@@ -391,8 +423,10 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(numel(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _gap(stack: Stack) -> int:
-    return GAP if stack.device == CPU else GAP_REMOTE
+def _uneven(stack: Stack) -> bool:
+    """Do rows of numbers, whose sums depend on alignment, begin at any byte?"""
+    gap = GAP if stack.device == CPU else GAP_REMOTE
+    return stack.dtype in MOST and stack.step % gap != 0
 
 
 def _kind(scale: object) -> str:

@@ -25,9 +25,11 @@ class Batching(Protocol):
     """The inputs of batching besides the graph.
 
     `bytes`: the most bytes of one operand of a batch; what has more is several batches.
+    `places`: true if results of single products may lie in the arena.
     """
 
     bytes: int
+    places: bool
 
     def product(self, payload: int) -> Product | str:
         """Return the product that an ATen call computes.

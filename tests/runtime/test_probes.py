@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseopt.ir.products import DENSE, PADDED, Trial
+from fuseopt.ir.products import DENSE, PADDED, Result, Trial
 from fuseopt.runtime import probes
-from fuseopt.runtime.probes import Probes, circumstances, rows_of
+from fuseopt.runtime.matrix_rows import rows_of
+from fuseopt.runtime.probes import Probes, circumstances
 
 
 def trial(
@@ -31,7 +32,7 @@ def trial(
         *("addmm" if scales else "mm", dtype, "cpu", rows),
         tuple(((a, b), (b, 1), 0) for a, b in shapes),
         tuple(((rows, a, b), (a * b, b, 1), 0) for a, b in shapes),
-        (m, n),
+        (Result((m, n), (n, 1), dtype),),
         scales,
     )
 

@@ -23,6 +23,7 @@ class Products(GraphBuilder):
         super().__init__()
         self.way = way
         self.bytes = 1 << 26
+        self.places = False
         self.products: dict[int, Product | str] = {}
         self.trials: list[Trial] = []
 
@@ -43,7 +44,7 @@ class Products(GraphBuilder):
         left, right = (self.buffers[b] for b in operands[-2:])
         shape = (*left.shape[:-1], right.shape[-1])
         result = self.matrix(shape, left.dtype, left.device)
-        self.products[self._externs] = Product(op, operands, result, scales)
+        self.products[self._externs] = Product(op, operands, (result,), scales)
         self.extern(op, operands, [result])
         return result
 
@@ -101,7 +102,7 @@ def test_nothing_is_copied_within_a_chain() -> None:
     assert first.operands[0].shape == (3, 4, 6)
     assert first.operands[1].shape == (3, 6, 4)
     assert first.operands[1].stride == (24, 1, 6)
-    assert second.operands[1].stack == first.result.stack
+    assert second.operands[1].stack == first.results[0].stack
     # the kernel that makes them is told nothing: its temps lie elsewhere
     assert plan.stacks[0].step == 4 * 6 * 4
 
@@ -115,15 +116,15 @@ def test_rows_lie_in_the_order_of_the_first_batch() -> None:
     g.foreach("add", ps, [zs[i] for i in range(3)])
     _, plan = g.planned()
     one, two = plan.batches
-    assert two.operands[0].stack == one.result.stack
-    assert two.operands[0].buffers == one.result.buffers == tuple(ys)
+    assert two.operands[0].stack == one.results[0].stack
+    assert two.operands[0].buffers == one.results[0].buffers == tuple(ys)
 
 
 def test_gaps_between_the_rows_of_a_result() -> None:
     _, plan = of_lanes(*[(4, 4)] * 3, way=PADDED).planned()
     first = plan.batches[0]
-    assert plan.stacks[first.result.stack].step == 192
-    assert first.result.stride == (48, 4, 1)
+    assert plan.stacks[first.results[0].stack].step == 192
+    assert first.results[0].stride == (48, 4, 1)
     assert plan.batches[1].operands[1].stride == (48, 4, 1)
 
 
@@ -231,7 +232,7 @@ def test_batches_whose_stacks_share_a_place_are_one_branch() -> None:
     by_shape: dict[object, list[int]] = {}
     for i, b in enumerate(plan.steps):
         if isinstance(b, Batch):
-            by_shape.setdefault(b.trial.result, []).append(i)
+            by_shape.setdefault(b.trial.results, []).append(i)
     apart = tuple(map(tuple, by_shape.values()))
     with pytest.raises(GraphError, match="two branches share a place in the arena"):
         check_schedule(graph, replace(plan, branches={start: apart}))
@@ -268,14 +269,100 @@ def test_a_matrix_that_all_rows_share_is_not_copied() -> None:
     assert batch.operands[1].stride == (0, 4, 1)
 
 
-def test_what_the_step_returns_stays_alone() -> None:
+def returned(n: int, device: str = "cpu") -> Products:
+    """Products of two matrices of n x n, which the step returns."""
     g = Products()
     for i in range(2):
-        x = g.op("mul", g.tensor(f"x{i}", (4, 4)), 2.0)
+        x = g.op("mul", g.tensor(f"x{i}", (n, n), device=device), 2.0)
         g.outputs.append(g.times("mm", x, x))
+    return g
+
+
+def test_what_the_step_returns_is_copied_apart() -> None:
+    graph, plan = returned(4).planned()
+    (batch,) = plan.batches
+    (result,) = batch.results
+    assert result.stack == COPIED
+    assert result.buffers == tuple(graph.outputs)
+    # none of them lies in the arena, where a later call would write it
+    storages = {graph.buffers[b].storage for b in graph.outputs}
+    assert storages.isdisjoint(plan.memory.offsets)
+    assert storages <= plan.memory.returned
+
+
+def test_large_results_that_the_step_returns_stay_alone() -> None:
+    for g in (returned(96), returned(4, "cuda:0")):
+        _, plan = g.planned()
+        assert plan.batches == ()
+        assert reasons(plan) == {"the step returns it, or it has other views": 2}
+
+
+def test_calls_with_several_results() -> None:
+    """Each result has a stack of its dtype; constant arguments tell calls apart."""
+    g = Products()
+    ps = g.tensors("p", [(4, 4)] * 5)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    for i, x in enumerate(xs):
+        vectors, order = g.matrix((4, 4)), g.matrix((4,), "i32")
+        options = (("upper", i < 3),)
+        g.products[g._externs] = Product("lu", (x,), (vectors, order), (), options)
+        g.extern("lu", [x], [vectors, order])
+        g.extern("check", [order], [])
+        g.op("add", ps[i], vectors, out=ps[i])
+    graph, plan = g.planned()
+    first, second = plan.batches
+    assert [len(b.externs) for b in plan.batches] == [3, 2]
+    assert first.flops == 0
+    assert [plan.stacks[x.stack].dtype for x in first.results] == ["f32", "i32"]
+    assert first.results[1].shape == (3, 4)
+    assert first.trial.options == (("upper", True),)
+    assert first.trial.results[1].dtype == "i32"
+    text = show_schedule(graph, plan)
+    assert "batch lu x 3, dense  # step.py:" in text
+    with pytest.raises(GraphError, match="its results differ from the writes"):
+        check_schedule(graph, changed(plan, 0, results=first.results[::-1]))
+    with pytest.raises(GraphError, match="its results differ from the writes"):
+        check_schedule(graph, changed(plan, 1, results=second.results[:1]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device", "reason"),
+    [
+        ((8, 8), "f32", "cuda:0", "decompositions are batched on a CPU only"),
+        ((0, 8), "f32", "cpu", "an empty matrix"),
+        ((2, 4, 4), "f32", "cpu", "it is a batch already"),
+        ((8, 8), "i32", "cpu", "no batches of i32"),
+        ((65, 64), "f32", "cpu", "it takes longer than a call"),
+    ],
+)
+def test_what_no_batch_decomposes(
+    shape: tuple[int, ...], dtype: str, device: str, reason: str
+) -> None:
+    g = Products()
+    for i in range(2):
+        x = g.tensor(f"x{i}", shape, dtype, device=device)
+        y = g.matrix(shape, dtype, device)
+        g.products[g._externs] = Product("qr", (x,), (y,))
+        g.extern("qr", [x], [y])
+        g.op("copy", y, out=g.tensor(f"z{i}", shape, dtype, device=device))
     _, plan = g.planned()
     assert plan.batches == ()
-    assert len(plan.alone) == 1
+    assert reasons(plan) == {reason: 2}
+
+
+def test_results_of_single_products_have_places_of_their_own() -> None:
+    def of(n: int, places: bool) -> Schedule:
+        g = of_lanes((n, n), (n, n), way="")
+        g.places = places
+        return g.planned()[1]
+
+    assert of(8, False).stacks == ()
+    plan = of(8, True)
+    assert [len(x.storages) for x in plan.stacks] == [1] * 8
+    assert plan.memory.returned == frozenset()
+    # two of a lane are needed at one time: a matrix and its gram
+    assert plan.memory.size <= 4 * 8 * 8 * 4
+    assert of(136, True).stacks == ()
 
 
 def test_a_product_waits_for_what_a_call_between_them_writes() -> None:
@@ -370,9 +457,9 @@ def test_rows_that_lie_elsewhere_are_refused() -> None:
     with pytest.raises(GraphError, match="lies at byte 64, not at 0"):
         check_schedule(graph, changed(plan, 0, operands=(swapped, right)))
     with pytest.raises(
-        GraphError, match="its result differs from the writes of its rows"
+        GraphError, match="its results differ from the writes of its rows"
     ):
-        check_schedule(graph, changed(plan, 0, result=left))
+        check_schedule(graph, changed(plan, 0, results=(left,)))
 
 
 def test_stacks_that_overlap_are_refused() -> None:

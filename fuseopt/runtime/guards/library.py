@@ -2,8 +2,8 @@
 
 tensors.h compares the tensors of a call with a record of them (see tensors.py). lanes.h
 does so for the lanes of an optimizer (see lanes.py), parts.h for its DTensors (see
-parts.py). launches.h starts several kernels. words.h and rows.h of `tables` are parts
-of the library too.
+parts.py). launches.h starts several kernels, products.h calls several products. words.h
+and rows.h of `tables` are parts of the library too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...codegen.cpp.structs import fields
 from ..tables import rows, words
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tensors", "lanes", "parts", "launches")
+HEADERS = ("tensors", "lanes", "parts", "launches", "products")
 TEXT = "\n".join(
     [
         *((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS),
@@ -37,6 +37,12 @@ class TensorRecord(ctypes.Structure):
     """Record of the tensors of a call."""
 
     _fields_ = fields(TEXT, "TensorRecord")
+
+
+class ProductSeries(ctypes.Structure):
+    """Products of matrices that run one after another."""
+
+    _fields_ = fields(TEXT, "ProductSeries")
 
 
 class LinkedRecord(ctypes.Structure):

@@ -1,0 +1,83 @@
+"""Calls on matrices, for one matrix or for a batch of them.
+
+Products have a second op for batches. Ops of `BY_MATRIX` treat a tensor of three
+dimensions matrix by matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..compat import bound_op
+from ..ir.products import Options
+
+_ATEN = torch.ops.aten
+#: Ops that treat a batch matrix by matrix, each with the number of its tensors.
+BY_MATRIX: dict[Any, int] = {
+    _ATEN.linalg_qr.default: 1,
+    _ATEN._linalg_eigh.default: 1,
+    _ATEN._linalg_svd.default: 1,
+    _ATEN.linalg_cholesky_ex.default: 1,
+    _ATEN.cholesky.default: 1,
+    _ATEN.linalg_inv_ex.default: 1,
+    _ATEN.linalg_lu_factor_ex.default: 1,
+    _ATEN._linalg_solve_ex.default: 2,
+    _ATEN.linalg_solve_triangular.default: 2,
+    _ATEN.triu.default: 1,
+    _ATEN.tril.default: 1,
+    _ATEN._linalg_check_errors.default: 1,
+}
+#: Options of single calls that differ for a batch. A message about one matrix of many
+#: names it, but then the single calls raise theirs.
+OF_BATCHES: dict[str, dict[str, object]] = {
+    "_linalg_check_errors": {"is_matrix": False}
+}
+
+
+@functools.cache
+def by_matrix(op: str) -> Callable[..., Any]:
+    """Return the function of an op of BY_MATRIX, by its name."""
+    return bound_op(getattr(_ATEN, op).default)
+
+
+def batched(
+    op: str,
+    operands: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    scales: Sequence[float],
+) -> None:
+    """Make the batched call of products `op`, which writes every row of `out`."""
+    if len(operands) == 2:
+        torch.bmm(*operands, out=out)
+    else:
+        beta, alpha = scales
+        torch.baddbmm(*operands, beta=beta, alpha=alpha, out=out)
+
+
+def each_matrix(
+    op: str,
+    operands: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    options: Options,
+) -> None:
+    """Call an op of BY_MATRIX on batches, and copy its results into `outs`.
+
+    It cannot write them: `linalg_qr` goes another way where its results share a
+    storage, as stacks in the arena do. Raises what the op raises for a matrix that it
+    does not take.
+    """
+    options = (*options, *OF_BATCHES.get(op, {}).items())
+    for out, result in zip(outs, results_of(op, operands, options), strict=True):
+        out.copy_(result)
+
+
+def results_of(
+    op: str, operands: Sequence[torch.Tensor], options: Options
+) -> tuple[torch.Tensor, ...]:
+    """Call an op of BY_MATRIX; return its results."""
+    made = by_matrix(op)(*operands, **dict(options))
+    return (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
