@@ -147,9 +147,10 @@ clean:
 
 # By themselves, for they ask for torchvision: each wheel of that loads beside one build
 # of torch alone, and tests/wild does without. The rest that they ask for is there.
+# torchtitan asks for data sets and services of logs, which the tests do without.
 $(VENV)/stamp-timm: $(CONSTRAINTS) | $(VENV)/stamp-wild
 	$(PIP) install --constraint $(CONSTRAINTS) --no-deps \
-		timm ultralytics ultralytics-thop
+		timm ultralytics ultralytics-thop torchtitan spmd_types torch_checkpointing
 	touch $@
 
 # One stamp for each extra: a target installs what it needs and no more. Every

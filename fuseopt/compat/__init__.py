@@ -72,7 +72,7 @@ from .functions import (
 )
 from .grouping import dtypes_in_order
 from .hazards import acts_otherwise
-from .kernels import is_as_ruled
+from .kernels import is_as_ruled, rule_of_form
 from .leaving import refusal_of, refuse_step
 from .nodes import gives_to, gradient_of_lookup, is_lookup, nodes_near
 from .notices import Limits, cuts_noted
@@ -282,6 +282,7 @@ __all__ = [
     "refuse_step",
     "refused_graph",
     "requires_grad_function",
+    "rule_of_form",
     "scalar_outputs",
     "scale_of",
     "schema_of",

@@ -1,7 +1,8 @@
 """CPU kernels of eager whose bits differ between versions of torch.
 
 The rules of `lowering` have the bits of one of two forms. A test of eager shows which
-form this torch has. A call with the other form runs as an ATen call.
+form this torch has. A call with the other form takes another rule, if there is one, or
+runs as an ATen call.
 """
 
 from __future__ import annotations
@@ -45,6 +46,24 @@ def _takes_the_second_zero(
     zeros = torch.zeros(64, dtype=dtype, device="cpu")
     results = function(zeros, -zeros), function(-zeros, zeros)
     return bool(results[0].signbit().all()) and not bool(results[1].signbit().any())
+
+
+def _orders_zeros(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    dtype: torch.dtype,
+) -> bool:
+    """Is -0 below 0 in whole vectors, and is the first of two leftover zeros taken?
+
+    NEON does so. Its vectors of 16-bit floats have another number of elements than
+    those of `Builder.tail`.
+    """
+    if dtype not in (torch.float32, torch.float64):
+        return False
+    few, many = (torch.zeros(n, dtype=dtype, device="cpu") for n in (1, 64))
+    whole = [function(x, -x).signbit() for x in (many, -many)]
+    left = torch.cat([function(x, -x) for x in (few, -few)]).signbit()
+    alike = bool(whole[0].all()) or not whole[0].any()
+    return alike and torch.equal(whole[0], whole[1]) and left.tolist() == [False, True]
 
 
 def _relu_keeps_zeros(dtype: torch.dtype) -> bool:
@@ -108,6 +127,18 @@ FORMS: dict[str, Callable[[torch.dtype], bool]] = {
     "clamp_max of tensors": functools.partial(_takes_the_second_zero, _clamp),
 }
 
+#: Rules of two tensors that have the other form, with a test of eager.
+OTHERS: dict[str, tuple[str, Callable[[torch.dtype], bool]]] = {
+    "maximum": (
+        "maximum_of_ordered_zeros",
+        functools.partial(_orders_zeros, torch.maximum),
+    ),
+    "minimum": (
+        "minimum_of_ordered_zeros",
+        functools.partial(_orders_zeros, torch.minimum),
+    ),
+}
+
 
 @functools.cache
 def is_as_ruled(name: str, dtype: torch.dtype | None, n_tensors: int = 1) -> bool:
@@ -119,3 +150,17 @@ def is_as_ruled(name: str, dtype: torch.dtype | None, n_tensors: int = 1) -> boo
     if form is None or dtype is None or not dtype.is_floating_point:
         return True
     return form(dtype)
+
+
+@functools.cache
+def rule_of_form(name: str, dtype: torch.dtype | None, n_tensors: int = 1) -> str:
+    """Return the rule that has the form of this torch's kernel of an op, "" for none.
+
+    The arguments are those of `is_as_ruled`.
+    """
+    if is_as_ruled(name, dtype, n_tensors):
+        return name
+    if n_tensors == 2 and dtype is not None and name in OTHERS:
+        other, has_its_form = OTHERS[name]
+        return other if has_its_form(dtype) else ""
+    return ""

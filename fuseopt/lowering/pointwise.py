@@ -120,6 +120,8 @@ RULES: dict[str, Rule] = {
     "pow": arithmetic.pow,
     "maximum": arithmetic.clamp,
     "minimum": arithmetic.clamp_max,
+    "maximum_of_ordered_zeros": select.of_ordered_zeros("max"),
+    "minimum_of_ordered_zeros": select.of_ordered_zeros("min"),
     "clamp": arithmetic.clamp,
     "clamp_min": arithmetic.clamp,
     "clamp_max": arithmetic.clamp_max,

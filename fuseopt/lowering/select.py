@@ -153,6 +153,26 @@ def softshrink(b: Builder, x: int, most: int) -> int:
     return b.op("where", b.compare("lt", most, x), b.op("sub", x, most), below)
 
 
+def of_ordered_zeros(op: str) -> Rule:
+    """Make the rule of "max" or "min" where -0 is below 0, as NEON has it.
+
+    Of two zeros left over after the whole vectors, eager takes the first.
+    """
+
+    def rule(b: Builder, x: int, y: int) -> int:
+        result = b.op(op, x, y)
+        if b.on_gpu:
+            return result
+        # 0 + -0 is 0
+        sign = (lambda z: z) if op == "max" else (lambda z: b.op("neg", z))
+        zero = sign(b.op("add", sign(x), sign(y)))
+        zeros = [b.compare("eq", z, b.const(0)) for z in (x, y)]
+        within = b.tail(x, zero, DTYPE_BYTES[b.common])
+        return b.op("where", b.both(*zeros), within, result)
+
+    return rule
+
+
 def leaky_relu(b: Builder, x: int, slope: int) -> int:
     """x above zero, else x * slope."""
     above = b.compare("lt", b.const(0), x)

@@ -55,6 +55,14 @@ def test_elementwise_and_reductions(name: str, dtype: str, tmp_path: Path) -> No
     assert found["control"]
 
 
+def test_a_largest_number_is_no_call_of_its_own(tmp_path: Path) -> None:
+    """AMSGrad's maximum, whose zeros NEON orders, is in the kernel of its step."""
+    given = {"FUSEOPT_CACHE_DIR": str(tmp_path)}
+    (found,) = verified("torch.optim:AdamW", "--set", "amsgrad=True", **given)
+    assert (found["outcome"], found["launches"]) == ("equal", 1)
+    assert found["control"]
+
+
 def test_every_op(tmp_path: Path) -> None:
     """tests/numerics/test_ops.py: four dtypes. What has another form is an extern."""
     # torch finds backends of installed packages

@@ -18,8 +18,10 @@ from tests.op_cases import BOOLS, INTEGERS, OPS
 from tests.steps import DTYPES, name_of, same_bits
 from tests.tools import ops_page
 
-#: Rules that OPS reaches under another name, copies, and what tests/storage compares.
+#: Rules that OPS reaches under another name or on another processor, copies, and what
+#: tests/storage compares.
 UNNAMED = set(
+    "maximum_of_ordered_zeros minimum_of_ordered_zeros "
     "add_parts sub_parts mul_rounded lerp_listed div_exact root fma copy "
     "fill lt le gt ge eq ne isnan isinf logical_and logical_or logical_xor "
     "logical_not bitcast nextafter fuseopt::index_like".split()

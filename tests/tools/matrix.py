@@ -60,6 +60,8 @@ TESTS = (
 #: The triton that torch is released with; a CPU build asks for none.
 TRITON = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1"}
 TOOLS = ("pytest", "pytest-timeout", "expecttest", "hypothesis", "numpy")
+#: Packages of optimizers that those tests step. They ask for torch alone.
+PACKAGES = ("lion-pytorch",)
 #: A package whose name begins so is a library of a GPU's.
 OF_A_GPU = re.compile(r"(nvidia|cuda|intel|rocm|onemkl|pytorch-triton-rocm)-")
 LIMIT = 1800
@@ -227,6 +229,7 @@ def installed(
     rest += [x for x in asked_by(built) if not re.match("torch|triton", x)]
     versions = ["--constraint", constraints(home)]
     done([*pip, *versions, *rest, *TOOLS], "what torch and fuseopt ask for")
+    done([*pip, *versions, "--no-deps", *PACKAGES], "the packages of optimizers")
     # one that was kept has an older wheel of the same version
     done([*pip, "--no-deps", "--force-reinstall", built], "the wheel")
     ready.touch()
@@ -285,7 +288,7 @@ def tested(python: Path, home: Path, cache: Path, tests: list[str]) -> dict[str,
         word: int(number)
         for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)
     }
-    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+    found = failed(ended.stdout)
     if ended.returncode and not found:
         found = [f"pytest ended with {ended.returncode}: {last or ended.stderr[-300:]}"]
     return {
@@ -293,6 +296,12 @@ def tested(python: Path, home: Path, cache: Path, tests: list[str]) -> dict[str,
         "skipped": counts.get("skipped", 0),
         "failures": tuple(found),
     }
+
+
+def failed(told: str) -> list[str]:
+    """The tests that pytest's short summary lists, whose names may have spaces."""
+    lines = re.findall(r"^(?:FAILED|ERROR) (.+)", told, re.MULTILINE)
+    return [x.split(" - ")[0].strip() for x in lines]
 
 
 def newest(python: Path | str, under: str = "") -> str:

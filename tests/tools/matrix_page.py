@@ -56,8 +56,9 @@ FREE_THREADED = """## Without the global lock
 
 Torch 2.13.0 and 2.15.0, and Triton 3.7.1, have wheels for the free-threaded Python 3.14
 (cp314t). fuseopt has not run there: no such interpreter could be had. `pyenv install
-3.14.4t` needs a download that failed, and Debian has no package of it. Torch 2.13 has
-no wheel for the free-threaded Python 3.13.
+3.14.4t` and `uv python install 3.14t` need downloads that failed. Debian, up to its
+experimental suite, has no package of it. Torch 2.13 has no wheel for the free-threaded
+Python 3.13.
 """
 COLUMNS = ("Python", "torch", "triton", "doctor", "passed", "skipped", "failed", "on")
 

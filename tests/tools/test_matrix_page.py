@@ -96,6 +96,13 @@ def test_what_a_wheel_asks_for(tmp_path: Path) -> None:
     assert matrix.asked_by(wheel) == ["torch", "rich"]
 
 
+def test_the_whole_name_of_what_failed_is_kept() -> None:
+    told = "1 passed\nFAILED tests/a.py::test_b[a package's Lion] - assert 1 == 2\n"
+    told += "ERROR tests/c.py\nFAILED tests/a.py::test_d\n"
+    first = "tests/a.py::test_b[a package's Lion]"
+    assert matrix.failed(told) == [first, "tests/c.py", "tests/a.py::test_d"]
+
+
 def test_the_tests_of_the_matrix_exist() -> None:
     for name in matrix.TESTS:
         assert (matrix.ROOT / name).exists(), name

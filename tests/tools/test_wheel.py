@@ -1,13 +1,15 @@
 """The wheel of `make wheel` works in an environment without a compiler.
 
 The environment is new, with torch from here; the wheel is installed by pip, no compiler
-is on PATH, the checkout is not there, and the cache is empty and stays so.
+is on PATH, the checkout is not there, and the cache is empty and stays so. In the one
+called `empty` pip installs everything, torch too, as a user's pip does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,9 @@ import pytest
 import torch
 
 from fuseopt.runtime.cpp import prebuilt
+from tests import ROOT
 from tests.tools import wheel as tool
+from tests.tools.matrix import NO_CAP
 from tests.tools.prebuilt import Step, _compiled, collected, steps
 
 pytestmark = [
@@ -55,6 +59,33 @@ for made in (torch.optim.AdamW, lion_pytorch.Lion):
 maps = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
 found["file"], found["openmp"] = fuseopt.__file__, sorted(maps)
 print(json.dumps(found))
+"""
+#: README's example as it is, then with the plain step, and what both came to.
+EXAMPLE = """
+import json, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+import torch
+
+code, line = sys.argv[1:]
+assert code.count(line) == 1
+ran = []
+for text in (code, code.replace(line, "opt.step")):
+    torch.manual_seed(0)
+    ran.append({})
+    exec(text, ran[-1])
+import fuseopt
+(report,) = fuseopt.reports()
+moved = [p.detach() for x in ran for p in x["model"].parameters()]
+half = len(moved) // 2
+states = [[t for s in x["opt"].state.values() for t in s.values()] for x in ran]
+print(json.dumps({
+    "file": fuseopt.__file__,
+    "equal": all(map(torch.equal, moved[:half], moved[half:])),
+    "states": len(states[0]) > 0 and all(map(torch.equal, *states)),
+    "launches": report.launches,
+    "builds": report.builds,
+    "fallback": report.fallback,
+}))
 """
 OTHER = """
 import warnings
@@ -113,6 +144,20 @@ def home(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def empty(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty environment, in which pip installs the wheel and what it asks for."""
+    made = tmp_path_factory.mktemp("empty")
+    subprocess.run([sys.executable, "-m", "venv", made / "env"], check=True)
+    version = torch.__version__.partition("+")[0]
+    pip = [made / "env" / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    own = {**os.environ, "PIP_CONSTRAINT": str(ROOT / NO_CAP)}
+    asked = [built, f"torch=={version}", "lion-pytorch"]
+    subprocess.run([*pip, *asked], check=True, env=own, cwd=made)
+    (made / "bin").mkdir()
+    return made
+
+
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the environment's Python; nothing is on PATH."""
     return subprocess.run(
@@ -159,6 +204,36 @@ def test_verify_without_a_compiler(home: Path) -> None:
     results = json.loads(done.stdout)["results"]
     assert [(x["outcome"], x["launches"]) for x in results] == 2 * [("equal", 1)]
     assert all(x["warnings"] == [] and x["control"] for x in results)
+
+
+def test_readmes_example_in_an_empty_environment(empty: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    line = 'torch.compile(opt.step, backend="fuseopt")'
+    done = run(empty, "-c", EXAMPLE, code, line)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["file"].startswith(str(empty))
+    assert (found["equal"], found["states"]) == (True, True)
+    assert (found["launches"], found["builds"], found["fallback"]) == (1, 0, "")
+    assert [*empty.rglob(".cache/**/*.so")] == []
+
+
+@pytest.mark.parametrize("target", ["torch.optim:AdamW", "lion_pytorch:Lion"])
+def test_verify_in_an_empty_environment(empty: Path, target: str) -> None:
+    done = run(empty, "-m", "fuseopt", "verify", target, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)["results"]
+    assert (found["outcome"], found["launches"]) == ("equal", 1)
+    assert found["control"]
+    assert found["warnings"] == []
+
+
+def test_no_compiler_is_found_in_an_empty_environment(empty: Path) -> None:
+    """Else the tests above would prove nothing."""
+    done = run(empty, "-m", "fuseopt", "doctor", "--json")
+    findings = {x["name"]: x for x in json.loads(done.stdout)["findings"]}
+    assert findings["C++ compiler"]["state"] == "warn"
 
 
 def test_doctor_names_the_command_and_what_works(home: Path) -> None:

@@ -4,3 +4,5 @@ A file for each training; `trainings.py` lists them, `test_trainings.py` compare
 is not installed is skipped by name: `make wild` installs all of it. nanoGPT's loop
 needs no package, so that `make test` runs it.
 """
+
+from tests.wild import inverses  # noqa: F401  before any package is imported

@@ -12,6 +12,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
 from torch.distributions import constraints
 
+from tests.wild.inverses import of_torch
 from tests.wild.trained import STEPS, Compile, Trained
 
 
@@ -50,6 +51,7 @@ class Inference:
         return Trained(tensors, [made[p] for p in sorted(made, key=store.param_name)])
 
 
+@of_torch()
 def train(compile: Compile) -> Trained:
     """Train from the first step to the last."""
     inference = Inference(compile)
@@ -57,6 +59,7 @@ def train(compile: Compile) -> Trained:
     return inference.trained()
 
 
+@of_torch()
 def resume(compile: Compile, folder: Path) -> Trained:
     """The same in two inferences, the second of which draws where the first ended."""
     first = Inference(compile)

@@ -205,6 +205,12 @@ TRAININGS = [
     Training("skorch", "skorch_net", "skorch"),
     Training("TorchRL, PPO", "torchrl_ppo", "torchrl"),
     Training(
+        "torchtitan",
+        "torchtitan_parts",
+        "torchtitan",
+        besides=("spmd_types", "torch_checkpointing", "tyro"),
+    ),
+    Training(
         "ultralytics, YOLO",
         "ultralytics_yolo",
         "ultralytics",

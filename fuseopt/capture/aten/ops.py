@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...compat import Schema, is_as_ruled, schema_of
+from ...compat import Schema, rule_of_form, schema_of
 from ...lowering.pointwise import RULES
 
 #: ATen names whose arithmetic is another op's: name -> (op, arguments that matter).
@@ -169,9 +169,12 @@ def lowering(
         changed = any(bound.get(n, default) != default for n, default in op.others)
         if name not in RULES or changed:
             return None
-        dtypes = [x.dtype for x in bound.values() if isinstance(x, torch.Tensor)]
-        if dtypes and not is_as_ruled(name, dtypes[0], len(dtypes)):
-            return None
+        given = (x for argument, x in bound.items() if argument != "out")
+        dtypes = [x.dtype for x in given if isinstance(x, torch.Tensor)]
+        if dtypes:
+            variant = rule_of_form(name, dtypes[0], len(dtypes))
+            if not variant:
+                return None
     return variant or name, tuple(
         (n, bound[n] if n in bound else absent(n, default))
         for n, default in op.operands
