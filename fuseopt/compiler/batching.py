@@ -9,6 +9,7 @@ import torch
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
+from ..compat import product_functions
 from ..config import Config
 from ..ir.graph import Batch, Symbol
 from ..ir.products import DENSE, Options, Product, Trial
@@ -34,7 +35,7 @@ class Products:
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
         self.bytes = config.batch_bytes
-        self.places = True
+        self.places = product_functions() is not None
 
     def product(self, payload: int) -> Product | str:
         """Return the product that a call computes, or the reason against a batch."""

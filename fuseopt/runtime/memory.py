@@ -289,7 +289,12 @@ class Memory:
                     alias = got.as_strided(view.shape, view.stride, first)
                     tensors[view.buffer] = alias
                     self.place(view.position, alias.data_ptr())
-        self.free(extern.freed)
+        # as `free`, without a call of Python for each ATen call
+        storages, buffers = extern.freed
+        for b in buffers:
+            tensors.pop(b, None)
+        for s in storages:
+            self._storages.pop(s, None)
 
     def free(self, freed: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         """Forget storages and buffers that no later step reads."""

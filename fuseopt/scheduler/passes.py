@@ -25,7 +25,7 @@ class Batching(Protocol):
     """The inputs of batching besides the graph.
 
     `bytes`: the most bytes of one operand of a batch; what has more is several batches.
-    `places`: true if results of single products may lie in the arena.
+    `places`: true if results of single products may lie in the arena, for calls from C.
     """
 
     bytes: int
