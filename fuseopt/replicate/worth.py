@@ -11,8 +11,8 @@ from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 6
-#: While a lane lacks a gradient, this limit applies. A few lanes have other kinds in
-#: nearly each call then, and each set of kinds needs a trace.
+#: This limit applies on devices, and while a lane lacks a gradient. A few lanes have
+#: other kinds in nearly each call then, and each set of kinds needs a trace.
 MANY = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
@@ -27,11 +27,11 @@ def many_lanes(optimizer: Optimizer) -> bool:
 
 
 def may_lead(optimizer: Optimizer) -> bool:
-    """Does an optimizer have many lanes, or a few that all have a gradient?"""
+    """Does an optimizer have many lanes, or a few on the CPU that have gradients?"""
     if not many_lanes(optimizer):
         return False
     params = [p for of_group in map(_PARAMS, optimizer.param_groups) for p in of_group]
-    return len(params) >= MANY or all(p.grad is not None for p in params)
+    return len(params) >= MANY or all(p.is_cpu and p.grad is not None for p in params)
 
 
 def check_alike(lanes: Lanes) -> None:

@@ -20,7 +20,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 import fuseopt
 from fuseopt import compat
-from fuseopt.inputs.lane_matcher import LaneMatcher
+from fuseopt.inputs.lane_guard import LaneGuard
 from fuseopt.inputs.parts import UNASKED, DTensorRecord
 from fuseopt.inputs.pending_gradients import PendingGradients
 from fuseopt.runtime.commit import Pending
@@ -56,7 +56,7 @@ def test_a_mode_is_asked(mesh: DeviceMesh, seen: Seen) -> None:
 
 PLACES: list[tuple[Any, str, bool]] = [
     (DTensorRecord, "compare", False),
-    (LaneMatcher, "compare", False),
+    (LaneGuard, "compare", False),
     (Pending, "finish", False),
     (PendingGradients, "drop", True),
     (LocalOptimizer, "settle", True),
