@@ -16,20 +16,26 @@ from ..compat import bound_op
 from ..ir.products import Options
 
 _ATEN = torch.ops.aten
-#: Ops that treat a batch matrix by matrix, each with the number of its tensors.
+_NUMBERS = {
+    "linalg_qr": 1,
+    "_linalg_eigh": 1,
+    "_linalg_svd": 1,
+    "linalg_cholesky_ex": 1,
+    "cholesky": 1,
+    "linalg_inv_ex": 1,
+    "linalg_lu_factor_ex": 1,
+    "_linalg_solve_ex": 2,
+    "linalg_solve_triangular": 2,
+    "triu": 1,
+    "tril": 1,
+    "_linalg_check_errors": 1,
+}
+#: Ops that treat a batch matrix by matrix, each with the number of its tensors. Some
+#: versions of torch lack an op: 2.15 has no `cholesky`.
 BY_MATRIX: dict[Any, int] = {
-    _ATEN.linalg_qr.default: 1,
-    _ATEN._linalg_eigh.default: 1,
-    _ATEN._linalg_svd.default: 1,
-    _ATEN.linalg_cholesky_ex.default: 1,
-    _ATEN.cholesky.default: 1,
-    _ATEN.linalg_inv_ex.default: 1,
-    _ATEN.linalg_lu_factor_ex.default: 1,
-    _ATEN._linalg_solve_ex.default: 2,
-    _ATEN.linalg_solve_triangular.default: 2,
-    _ATEN.triu.default: 1,
-    _ATEN.tril.default: 1,
-    _ATEN._linalg_check_errors.default: 1,
+    getattr(_ATEN, name).default: n
+    for name, n in _NUMBERS.items()
+    if hasattr(_ATEN, name)
 }
 #: Options of single calls that differ for a batch. A message about one matrix of many
 #: names it, but then the single calls raise theirs.

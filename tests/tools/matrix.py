@@ -259,7 +259,7 @@ def doctor(python: Path, home: Path) -> str:
     except ValueError:
         told = ended.stderr.strip().replace(str(home), "…")
         return f"ended with {ended.returncode}: {told[-200:]}"
-    bad = [f"{x['name']}: {x['told']}" for x in findings if x["state"] != "ok"]
+    bad = [f"{x['name']}: {x['text']}" for x in findings if x["state"] != "ok"]
     return "; ".join(bad).replace(str(home), "…") or (
         "ok" if ended.returncode == 0 else "failed"
     )
