@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from itertools import chain, repeat
+from operator import attrgetter, is_not, itemgetter
 
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ SHARE = 0.5
 #: The end of the reason when more lanes would lead.
 UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
+_ON_CPU, _GRAD = attrgetter("is_cpu"), attrgetter("grad")
 
 
 def many_lanes(optimizer: Optimizer) -> bool:
@@ -28,10 +30,13 @@ def many_lanes(optimizer: Optimizer) -> bool:
 
 def may_lead(optimizer: Optimizer) -> bool:
     """Does an optimizer have many lanes, or a few on the CPU that have gradients?"""
-    if not many_lanes(optimizer):
-        return False
-    params = [p for of_group in map(_PARAMS, optimizer.param_groups) for p in of_group]
-    return len(params) >= MANY or all(p.is_cpu and p.grad is not None for p in params)
+    lists = [*map(_PARAMS, optimizer.param_groups)]
+    n = sum(map(len, lists))
+    if n < FEW or n >= MANY:
+        return n >= MANY
+    on_cpu = all(map(_ON_CPU, chain.from_iterable(lists)))
+    grads = map(_GRAD, chain.from_iterable(lists))
+    return on_cpu and all(map(is_not, grads, repeat(None)))
 
 
 def check_alike(lanes: Lanes) -> None:

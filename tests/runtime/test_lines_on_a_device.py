@@ -23,7 +23,7 @@ STEPS: dict[str, tuple[Callable[[list[Any]], torch.optim.Optimizer], int]] = {
     ),
     "momentum": (
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
-        131,
+        133,
     ),
 }
 
