@@ -116,19 +116,19 @@ def HOOKS() -> None:
 def _any_mode() -> Callable[[], Any]:
     """Return a function that is true while a mode of torch or a tracer is active.
 
-    Relies on the functions that count the modes; True if they are missing.
+    Relies on the functions that count the modes. It is always true without them.
     """
-    dispatch = find("torch._C:_len_torch_dispatch_stack", None)
-    function = find("torch._C:_len_torch_function_stack", None)
-    traces = any_tracer()
-    if dispatch is None or function is None:
+    if not MODES.available():
         return lambda: True
+    dispatch = find("torch._C:_len_torch_dispatch_stack")
+    function = find("torch._C:_len_torch_function_stack")
+    traces = any_tracer()
     return lambda: dispatch() or function() or traces()
 
 
 def without_modes() -> bool:
     """Is no mode of torch and no tracer active?"""
-    return (MODES.there or MODES.available()) and not _any_mode()()
+    return not _any_mode()()
 
 
 def unhooked(step_of: Optimizer) -> bool:
@@ -144,7 +144,7 @@ def unhooked(step_of: Optimizer) -> bool:
         return False
     if hooks or home[_BEFORE_ALL] or home[_AFTER_ALL]:
         return False
-    return (MODES.there or MODES.available()) and not _any_mode()()
+    return not _any_mode()()
 
 
 #: The names of hooks around the steps of all optimizers.

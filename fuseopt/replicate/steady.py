@@ -57,14 +57,9 @@ class Launcher:
     """
 
     def __init__(
-        self,
-        program: Program,
-        pending: Pending,
-        found: CallTensors,
-        beside: Sequence[Any],
+        self, program: Program, found: CallTensors, beside: Sequence[Any]
     ) -> None:
-        self.pending, self.found = pending, found
-        self.step = program.step
+        self.step, self.found = program.step, found
         bound = program.step.program.bound
         assert bound is not None
         assert bound.guard is not None
@@ -272,7 +267,7 @@ def _steady(leader: Leader) -> SteadyCall | None:
     shared = call.tail_arguments.shared
     beside = (*(graph.given or ()), *shared) if graph.completed else ()
     found = matcher.call_tensors(guard, [])
-    launcher = Launcher(program, leader.pending, found, beside)
+    launcher = Launcher(program, found, beside)
     direct = trace.compiled.direct(trace.stand_in, launcher)
     if direct is None:
         return None
