@@ -2,8 +2,8 @@
 // AOTInductor's shim is the address of a word with the address of a TensorImpl.
 struct ProductSeries {
   int64_t n;
-  const int64_t* kind;   // of each: 0 mm, 1 addmm, 2 bmm, 3 baddbmm
-  const int64_t* out;    // its tensors, by their words
+  const int64_t* kind;  // of each: 0 mm, 1 addmm, 2 bmm, 3 baddbmm
+  const int64_t* out;   // its tensors, by their words
   const int64_t* add;
   const int64_t* left;
   const int64_t* right;
@@ -23,9 +23,9 @@ extern "C" int64_t fuseopt_products(const ProductSeries* x) {
     void* left = w + x->left[i];
     void* right = w + x->right[i];
     int64_t kind = x->kind[i], f = x->functions[kind];
-    int32_t error =
-        kind & 1 ? ((AddTimes)f)(out, w + x->add[i], left, right, x->beta[i], x->alpha[i])
-                 : ((Times)f)(out, left, right);
+    int32_t error = kind & 1 ? ((AddTimes)f)(out, w + x->add[i], left, right,
+                                             x->beta[i], x->alpha[i])
+                             : ((Times)f)(out, left, right);
     if (error) return i;
   }
   return x->n;
