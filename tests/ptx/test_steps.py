@@ -85,6 +85,16 @@ TORCH: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 }
 
 
+#: MANY's lanes are few enough that a step without a gradient is traced whole.
+LED = MANY * 2
+
+
+def test_counters_of_led_lanes_in_any_order(ptx: Log) -> None:
+    """A lane that takes no part has counters too."""
+    course = ("moved", "missing", "missing")
+    check(ptx, maker("capturable-NAdam"), seed=1, shapes=LED, course=course)
+
+
 #: Without those whose powers are of float64: the machine has no calls. Nor RAdam's
 #: halves: Triton's interpreter, which is their reference, refuses an `&` of theirs.
 OTHERS = [
@@ -105,6 +115,13 @@ def maker(name: str) -> Make:
 @pytest.mark.parametrize("name", TORCH)
 def test_torchs_optimizers(ptx: Log, name: str) -> None:
     check(ptx, maker(name), seed=len(name), shapes=MANY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", TORCH)
+def test_led_lanes_of_torchs_optimizers(ptx: Log, name: str, seed: int) -> None:
+    check(ptx, maker(name), seed=seed, shapes=LED)
 
 
 @pytest.mark.slow

@@ -98,18 +98,25 @@ class Records:
         )
 
     def leave_out(self, absent: Sequence[torch.Tensor], cell: int) -> None:
-        """Let some lanes of each block store their numbers in a cell from now on."""
-        goes = torch.cat(
-            [
-                (x[:, None] & b.stored).flatten()
-                for x, b in zip(absent, self.blocks, strict=True)
-            ]
-        )
-        self.cell = torch.where(goes, cell, self._cell)
+        """Let some lanes of each block store their numbers in cells from now on.
+
+        Each number of each lane has a cell, from `cell` on.
+        """
+        lanes = [torch.ones(b.lanes, dtype=torch.bool) for b in self.blocks]
+        cells = cell + self._stores(lanes).cumsum(0) - 1
+        self.cell = torch.where(self._stores(absent), cells, self._cell)
         self.in_cells = bool((self.cell >= 0).any())
         if self.helper_call is not None and len(self.cell):
             given = torch.frombuffer(self.helper_call.arrays["cell"], dtype=torch.int64)
             given.copy_(self.cell)
+
+    def _stores(self, lanes: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Mark the addresses to which some lanes of each block store a number."""
+        marks = [
+            (x[:, None] & b.stored).flatten()
+            for x, b in zip(lanes, self.blocks, strict=True)
+        ]
+        return torch.cat(marks)
 
     def refresh(
         self, lanes: torch.Tensor, pool: array[int], cells: int

@@ -227,11 +227,9 @@ class TritonTable:
         #: records of lanes; once settled, those of the arena
         self.lanes = lanes
         self.kernel = kernel
-        stores = any(
-            s.domain == "lane" and s.write for v in kernel.every for s in v.slots
-        )
+        stores = sum(int(b.stored.sum()) * b.lanes for b in blocks)
         #: words of an arena that the table needs: for lanes, for rows and cells, and
-        #: one for writes of left-out lanes
+        #: for what left-out lanes store
         self.words = (len(lanes), max(1, rows[-1] + len(self.cells) + stores))
         self.arena: Arena | None = None
         #: unchanged by launches, or restored by them
@@ -340,7 +338,8 @@ class TritonTable:
         helper: ctypes.PyDLL | None,
     ) -> None:
         """Let only the lanes of some owners take part in launches, see CppTable. The
-        other lanes have no elements, and they store to a word that nothing reads.
+        other lanes have no elements, and each number of theirs is stored to a word that
+        no other program uses.
 
         Not for lanes that are reduced.
         """
