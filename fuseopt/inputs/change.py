@@ -28,16 +28,24 @@ class Change(enum.Enum):
     STRUCTURE = 2
 
 
+class MovedNumber(NamedTuple):
+    """A new number: its cell in the record that found it, its dict and key, and it."""
+
+    cell: int
+    container: Any
+    key: Any
+    number: Any
+
+
 class Difference(NamedTuple):
     """The result of a comparison.
 
-    `reason`: the changed part, in words, for STRUCTURE. `moved`: for NUMBERS, the index
-    of each number in the record, and its new value.
+    `reason`: the changed part, in words, for STRUCTURE. `moved`: for NUMBERS.
     """
 
     change: Change
     reason: str = ""
-    moved: Sequence[tuple[int, Any]] = ()
+    moved: Sequence[MovedNumber] = ()
 
     def log(self, what: str) -> None:
         """Log the reason why `what` cannot continue as in the last call."""

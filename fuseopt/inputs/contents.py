@@ -11,14 +11,14 @@ import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, compress, count
+from itertools import accumulate, chain, compress, count, repeat
 from operator import is_, is_not
 from typing import Any
 
 from .. import compat
 from ..runtime.guards.library import ContainerRecord
 from ..runtime.guards.tensors import address
-from .change import SAME, Change, Difference
+from .change import SAME, Change, Difference, MovedNumber
 
 #: Types of numbers that a schedule changes. The shadow updates them in place.
 MOVES = frozenset({int, float})
@@ -109,7 +109,8 @@ class Contents:
                 before, after = type(self.cells[i]).__name__, type(cells[i]).__name__
                 reason = f"a {after} has replaced a {before}"
                 return Difference(Change.STRUCTURE, reason)
-        return Difference(Change.NUMBERS, moved=[(i, cells[i]) for i in changed])
+        moved = [self.moved_number(i, cells[i]) for i in changed]
+        return Difference(Change.NUMBERS, moved=moved)
 
     def now(self) -> list[Any] | None:
         """Return the present cells; None if a container's length has changed."""
@@ -121,17 +122,31 @@ class Contents:
         """Return the indices of the present cells that are new objects."""
         return [*compress(count(), map(is_not, cells, self.cells))]
 
-    def entry(self, i: int) -> tuple[int, Any]:
-        """Return, for the value of a dict in cell i, the dict's index and the key."""
+    def moved_number(self, i: int, number: Any) -> MovedNumber:
+        """Return a new number in cell i, which has the value of a dict."""
         k = bisect_right(self._starts, i) - 1
-        return k, self.cells[i - self.sizes[k]]
+        key = self.cells[i - self.sizes[k]]
+        return MovedNumber(i, self.containers[k], key, number)
 
-    def take(self, cells: list[Any], changed: Iterable[int]) -> None:
-        """Record these cells; `changed`: the indices of the new ones."""
-        self.cells = cells
+    def cell_of(self, container: Any, key: Any) -> int | None:
+        """Return the cell with the value of a key of a dict, found by identity."""
+        for x, start, n in zip(self.containers, self._starts, self.sizes, strict=True):
+            if x is container:
+                keys = map(is_, self.cells[start : start + n], repeat(key))
+                k = next(compress(count(), keys), None)
+                return None if k is None else start + n + k
+        return None
+
+    def put(self, i: int, x: Any) -> None:
+        """Record x as the content of cell i."""
+        self.cells[i] = x
         if self._arrays:
-            for i in changed:
-                self._arrays[-1][i] = id(cells[i])
+            self._arrays[-1][i] = id(x)
+
+    def take(self, cells: Sequence[Any], changed: Iterable[int]) -> None:
+        """Record these cells; `changed`: the indices of the new ones."""
+        for i in changed:
+            self.put(i, cells[i])
 
     def fill(self, struct: ContainerRecord) -> bool:
         """Write the record to a struct for the compiled helper.

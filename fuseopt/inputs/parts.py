@@ -52,7 +52,7 @@ class DTensorRecord:
         state_dtensors: Sequence[Any] = (),
         local_params: Sequence[torch.Tensor] = (),
     ) -> None:
-        self._pairs = pairs
+        self._copies = {id(source): copy for source, copy in pairs}
         self._plain = Contents([source for source, _ in pairs])
         self._held = Contents([*tables, *lists])
         self._whole, self._local_params = whole, local_params
@@ -85,10 +85,9 @@ class DTensorRecord:
         """
         found = self._plain.compare(helper)
         if found.change is Change.NUMBERS:
-            for i, number in found.moved:
-                k, key = self._plain.entry(i)
-                self._pairs[k][1][key] = number
-            self._plain = Contents([source for source, _ in self._pairs])
+            for cell, source, key, number in found.moved:
+                self._copies[id(source)][key] = number
+                self._plain.put(cell, number)
         return found.change is not Change.STRUCTURE
 
     def same(self, helper: ctypes.PyDLL | None) -> bool:

@@ -7,7 +7,7 @@ replaces numbers at the same places, and a graph may take these as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..compiler.tables import acts_when_copied
 from ..runtime.guards.library import ContainerRecord
-from .change import SAME, Change, Difference
+from .change import SAME, Change, Difference, MovedNumber
 from .contents import Contents, containers_within, moves
 from .keys import OddValue
 from .values import holdings, own_attributes
@@ -35,17 +35,44 @@ def _items(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
         yield (place, i), x
 
 
+class Epoch:
+    """The time from one change of what an optimizer holds to the next one.
+
+    `before`: the epoch before it, if they differ in plain numbers alone. `moved`: these
+    numbers.
+    """
+
+    __slots__ = ("before", "moved")
+
+    def __init__(
+        self, before: Epoch | None = None, moved: Sequence[MovedNumber] = ()
+    ) -> None:
+        self.before, self.moved = before, moved
+
+    def reached(
+        self, epoch: Epoch | None, follow: Callable[[Sequence[MovedNumber]], bool]
+    ) -> bool:
+        """Bring a copy made in `epoch` here with `follow`; return False if it cannot.
+
+        `follow`: takes over moved numbers, and returns False if it cannot.
+        """
+        if epoch is None or epoch is self:
+            return epoch is self
+        return self.before is epoch and follow(self.moved)
+
+
 class StateGuard:
     """A record of what an optimizer holds; `compare(optimizer)` updates it.
 
-    `epoch` increases with each change, `count` with each change that is not of numbers
-    alone. `moved`: the places of numbers that changed since `count` increased.
+    `epoch` is another one after each change. `count` increases with each change that is
+    not of numbers alone. `moved`: the places of numbers that changed since `count`
+    increased.
     `struct`: the record for the compiled helper, whose pass over the lanes reports
     whether a comparison is needed.
     """
 
     def __init__(self) -> None:
-        self.count = self.epoch = 0
+        self.count, self.epoch = 0, Epoch()
         self.moved: set[Place] = set()
         self.struct = ContainerRecord()
         #: the attributes, the groups and their list; None without a record
@@ -70,7 +97,6 @@ class StateGuard:
             if cells is not None and not changed:
                 return SAME
             if cells is not None and self._follow(cells, changed):
-                self.epoch += 1
                 return Difference(Change.NUMBERS)
         self.forget()
         self._record(optimizer, roots)
@@ -79,11 +105,20 @@ class StateGuard:
     def _follow(self, cells: list[Any], changed: Sequence[int]) -> bool:
         """Record numbers that replaced numbers; return False for any other change."""
         moved: dict[Place, Any] = {}
+        plain: list[MovedNumber] | None = []
         for i in changed:
             x, former = cells[i], self._contents.cells[i]
             place = self._places[i] if i < len(self._places) else None
-            if place is None or [*containers_within((former, x))]:
+            if place is None:
+                return False
+            if moves(x, former):
+                moved[place] = holdings(x, id)
+                if plain is not None:
+                    plain.append(self._contents.moved_number(i, x))
+                continue
+            if [*containers_within((former, x))]:
                 return False  # their contents are recorded too
+            plain = None
             before, after = dict(_items(place, former)), dict(_items(place, x))
             if before.keys() != after.keys():
                 return False
@@ -97,6 +132,10 @@ class StateGuard:
         self._held.update(moved)
         self.moved.update(moved)
         self._contents.take(cells, changed)
+        last, self.epoch = self.epoch, Epoch()
+        if plain is not None:
+            self.epoch.before, self.epoch.moved = last, plain
+        last.before = None
         return True
 
     def _record(self, optimizer: Optimizer, roots: list[Any]) -> None:
@@ -127,7 +166,7 @@ class StateGuard:
             self._contents.fill(self.struct)
         self.moved.clear()
         self.count += 1
-        self.epoch += 1
+        self.epoch = Epoch()
         self._roots = roots
 
     def held(self, moving: frozenset[Place]) -> list[Any]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..compiler.session import session
 from ..inputs.keys import LanesDiffer
 from ..inputs.lanes import Lanes
+from ..inputs.state_guard import Epoch
 from ..shadow.optimizer import Shadow
 from .models import Models
 from .step import LedStep
@@ -47,7 +48,7 @@ class Trace:
         assert self.shadow is not None
         return self.shadow.stand_in
 
-    def refreshed(self, optimizer: Optimizer, epoch: int | None = None) -> Shadow:
+    def refreshed(self, optimizer: Optimizer, epoch: Epoch | None = None) -> Shadow:
         """Return the optimizer's shadow with models as lanes; `epoch`: see Shadow."""
         if self.shadow is None:
             if type(optimizer.state) not in (dict, collections.defaultdict):

@@ -12,15 +12,15 @@ from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
 FEW = 6
-#: This limit applies on devices, and while a lane lacks a gradient. A few lanes have
-#: other kinds in nearly each call then, and each set of kinds needs a trace.
+#: While a lane lacks a gradient, this limit applies. A few lanes have other kinds in
+#: nearly each call then, and each set of kinds needs a trace.
 MANY = 16
 #: At most this share of the lanes may lead.
 SHARE = 0.5
 #: The end of the reason when more lanes would lead.
 UNLIKE = "lanes are unlike"
 _PARAMS = itemgetter("params")
-_ON_CPU, _GRAD = attrgetter("is_cpu"), attrgetter("grad")
+_GRAD = attrgetter("grad")
 
 
 def many_lanes(optimizer: Optimizer) -> bool:
@@ -29,14 +29,13 @@ def many_lanes(optimizer: Optimizer) -> bool:
 
 
 def may_lead(optimizer: Optimizer) -> bool:
-    """Does an optimizer have many lanes, or a few on the CPU that have gradients?"""
+    """Does an optimizer have many lanes, or a few that all have a gradient?"""
     lists = [*map(_PARAMS, optimizer.param_groups)]
     n = sum(map(len, lists))
     if n < FEW or n >= MANY:
         return n >= MANY
-    on_cpu = all(map(_ON_CPU, chain.from_iterable(lists)))
     grads = map(_GRAD, chain.from_iterable(lists))
-    return on_cpu and all(map(is_not, grads, repeat(None)))
+    return all(map(is_not, grads, repeat(None)))
 
 
 def check_alike(lanes: Lanes) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
+from ..inputs.change import MovedNumber
 from ..inputs.contents import Contents
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -64,6 +65,8 @@ class Part:
         self.tables: list[Pair] = []
         self.rows: list[Pair] = []
         self.theirs = self.ours = Contents()
+        #: of numbers that have moved, by the id of their dict and key
+        self._cells: dict[tuple[int, Any], tuple[Pair, int, int]] = {}
 
     def note(self) -> None:
         """Record the contents of all pairs, whose sides are equal now."""
@@ -73,20 +76,36 @@ class Part:
         self.note_again()
 
     def follow(
-        self, moved: Sequence[tuple[int, Any]], ours: Callable[[Any, Any], Any] | None
-    ) -> None:
-        """Take over the numbers that `theirs.compare` found.
+        self, moved: Iterable[MovedNumber], ours: Callable[[Any, Any], Any] | None
+    ) -> bool:
+        """Take over numbers that have moved; return False for one without a copy.
 
         `ours(before, x)`: returns the shadow's number for x, in place of `before`.
         """
-        for i, x in moved:
-            k, key = self.theirs.entry(i)
-            pair = self.tables[k]  # lists come after tables, and have no numbers
+        for _, theirs, key, x in moved:
+            place = self._cells.get((id(theirs), key)) or self._place(theirs, key)
+            if place is None:
+                return False
+            pair, i, j = place
             pair.seen[key] = x
+            self.theirs.put(i, x)
             if ours is not None:
                 x = ours(pair.ours[key], x)
             pair.ours[key] = pair.before[key] = x
-        self.note_again()
+            self.ours.put(j, x)
+        return True
+
+    def _place(self, theirs: Any, key: Any) -> tuple[Pair, int, int] | None:
+        """Return a dict's pair, and the cells of a key in both records."""
+        pair = self.pairs.get(id(theirs))
+        if pair is None or pair.theirs is not theirs:
+            return None
+        i = self.theirs.cell_of(theirs, key)
+        j = self.ours.cell_of(pair.ours, key)
+        if i is None or j is None or not isinstance(pair.ours[key], (int, float)):
+            return None  # the shadow has empty hooks there, for example
+        place = self._cells[id(theirs), key] = pair, i, j
+        return place
 
     def restored(self, helper: ctypes.PyDLL | None) -> bool:
         """Undo what a step stored in the copies; False if keys came or went."""
@@ -100,6 +119,7 @@ class Part:
 
     def note_again(self) -> None:
         """Record the contents of the same pairs again."""
+        self._cells = {}
         every = [*self.tables, *self.rows]
         self.ours = Contents([*map(_OURS, every)], [*map(_BEFORE, every)])
         self.theirs = Contents([*map(_THEIRS, every)], [*map(_SEEN, every)])

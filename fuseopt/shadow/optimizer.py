@@ -24,8 +24,9 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.code_paths import PLAIN
 from ..compiler.tables import acts_when_copied
-from ..inputs.change import Change
+from ..inputs.change import Change, MovedNumber
 from ..inputs.keys import LanesDiffer, OddValue, only_tensors
+from ..inputs.state_guard import Epoch
 from ..inputs.values import OUTSIDE, is_hooks
 from .mirrored import Pair, Part, within
 from .stand_in import stand_in, unfused
@@ -116,7 +117,7 @@ class Shadow:
         optimizer: Optimizer,
         state: Mapping[Any, Any] | None = None,
         lists: Sequence[Any] = (),
-        epoch: int | None = None,
+        epoch: Epoch | None = None,
     ) -> None:
         """Copy what the optimizer holds.
 
@@ -124,10 +125,12 @@ class Shadow:
         shadow has other lanes. `epoch`: that of a StateGuard that has just compared the
         optimizer. Raises OddValue for values that are not plain data.
         """
-        helper, given = self.helper, (epoch, state, lists)
-        compared = self.clean and epoch is not None and len(self.numpy) < MANY
-        if compared and all(map(is_, given, self.given)):
-            if self.lanes.theirs.same(helper):
+        given, (former, *roots) = (epoch, state, lists), self.given
+        known = self.clean and all(map(is_, given[1:], roots))
+        if epoch is not None and known and len(self.numpy) < MANY:
+            same = self.lanes.theirs.same(self.helper)
+            if same and epoch.reached(former, self._follow):
+                self.given = given
                 return
         self.given = NOT_GIVEN
         self._refresh(optimizer, state, lists)
@@ -144,32 +147,24 @@ class Shadow:
         if type(groups) is not list:
             raise OddValue("its groups are not a list", groups)
         lists_of_params = [group["params"] for group in groups]
-        lanes = [
-            optimizer.state if state is None else state,
-            *(lists or lists_of_params),
-        ]
+        first = optimizer.state if state is None else state
+        lanes = [first, *(lists or lists_of_params)]
         plain = [vars(optimizer), groups, *groups]
-        lanes_part, plain_part = self.lanes, self.plain
         helper = self.helper
         lanes_are_same = (
             self.clean
             and len(self.numpy) < MANY
-            and [*map(id, lanes)] == lanes_part.roots
-            and lanes_part.theirs.same(helper)
+            and [*map(id, lanes)] == self.lanes.roots
+            and self.lanes.theirs.same(helper)
         )
-        same = lanes_are_same and [*map(id, plain)] == plain_part.roots
-        found = plain_part.theirs.compare(helper) if same else None
+        same = lanes_are_same and [*map(id, plain)] == self.plain.roots
+        found = self.plain.theirs.compare(helper) if same else None
         if found is not None and found.change is Change.SAME:
             return
         self.clean = False
         if found is not None and found.change is Change.NUMBERS:
-            followed = self._follow if self.numpy_names else None
-            try:
-                plain_part.follow(found.moved, followed)
-                self.clean = True
+            if self._follow(found.moved):
                 return
-            except NumberTypeChanged:
-                pass  # copy all of it anew
         names = self.numpy_names
         self._within.clear()
         self._known = {**self.lanes.pairs, **self.plain.pairs}
@@ -219,7 +214,17 @@ class Shadow:
         self.numpy[id(plain)] = plain, x
         return plain
 
-    def _follow(self, before: Any, x: Any) -> Any:
+    def _follow(self, moved: Iterable[MovedNumber]) -> bool:
+        """Take over numbers that have moved; False if all must be copied anew."""
+        self.clean = False
+        try:
+            ours = self._number if self.numpy_names else None
+            self.clean = self.plain.follow(moved, ours)
+        except NumberTypeChanged:
+            pass
+        return self.clean
+
+    def _number(self, before: Any, x: Any) -> Any:
         """Return the shadow's number for a number that replaces another one."""
         if type(before) is not (float if isinstance(x, float) else type(x)):
             raise NumberTypeChanged

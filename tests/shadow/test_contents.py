@@ -33,7 +33,8 @@ def test_what_counts_as_moved() -> None:
     seen = noted()
     assert seen.compare() is SAME
     table["lr"], other[1] = 0.2, 7
-    assert seen.compare() == (Change.NUMBERS, "", [(4, 0.2), (9, 7)])
+    moved = [(4, table, "lr", 0.2), (9, other, 1, 7)]
+    assert seen.compare() == (Change.NUMBERS, "", moved)
 
     def name() -> None:
         table["name"] = "b"
