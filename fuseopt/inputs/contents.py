@@ -130,12 +130,12 @@ class Contents:
 
     def cell_of(self, container: Any, key: Any) -> int | None:
         """Return the cell with the value of a key of a dict, found by identity."""
-        for x, start, n in zip(self.containers, self._starts, self.sizes, strict=True):
-            if x is container:
-                keys = map(is_, self.cells[start : start + n], repeat(key))
-                k = next(compress(count(), keys), None)
-                return None if k is None else start + n + k
-        return None
+        k = self._numbers.get(id(container))
+        if k is None:
+            return None
+        start, n = self._starts[k], self.sizes[k]
+        found = map(is_, self.cells[start : start + n], repeat(key))
+        return next(compress(count(start + n), found), None)
 
     def put(self, i: int, x: Any) -> None:
         """Record x as the content of cell i."""
@@ -192,6 +192,11 @@ class Contents:
         pairs = zip(self.containers, self.sizes, strict=True)
         lengths = [2 * n if isinstance(x, dict) else n for x, n in pairs]
         return [*accumulate(lengths, initial=0)][:-1]
+
+    @functools.cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Return each container's index, by its id."""
+        return {id(x): k for k, x in enumerate(self.containers)}
 
     @functools.cached_property
     def _values(self) -> bytes:

@@ -95,15 +95,33 @@ class Part:
             self.ours.put(j, x)
         return True
 
+    def settle(self, pair: Pair, news: dict[Any, Any]) -> bool:
+        """Record numbers that a step wrote to both sides of a pair.
+
+        `news`: the values of the optimizer's dict. Returns False if it cannot.
+        """
+        at = id(pair.theirs)
+        for key, x in news.items():
+            place = self._cells.get((at, key)) or self._place(pair.theirs, key)
+            if place is None or place[0] is not pair:
+                return False  # all was copied anew since
+            _, i, j = place
+            self.theirs.put(i, x)
+            pair.before[key] = number = pair.ours[key]
+            self.ours.put(j, number)
+        return True
+
     def _place(self, theirs: Any, key: Any) -> tuple[Pair, int, int] | None:
         """Return a dict's pair, and the cells of a key in both records."""
         pair = self.pairs.get(id(theirs))
         if pair is None or pair.theirs is not theirs:
             return None
+        if not isinstance(pair.ours.get(key), (int, float)):
+            return None  # the shadow has empty hooks there, for example
         i = self.theirs.cell_of(theirs, key)
         j = self.ours.cell_of(pair.ours, key)
-        if i is None or j is None or not isinstance(pair.ours[key], (int, float)):
-            return None  # the shadow has empty hooks there, for example
+        if i is None or j is None:
+            return None
         place = self._cells[id(theirs), key] = pair, i, j
         return place
 

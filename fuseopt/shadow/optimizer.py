@@ -91,7 +91,8 @@ class Shadow:
         self.lanes, self.plain = Part(), Part()
         self._known: dict[int, Pair] = {}  # the former copies, while it makes new ones
         self._within: set[int] = set()  # ids of containers in the middle of a copy
-        self._written: list[tuple[Part, Pair]] = []  # by the last step
+        #: by the last step, with new values of a dict that kept the order of its keys
+        self._written: list[tuple[Part, Pair, dict[Any, Any]]] = []
         #: the optimizer's container, by id of the shadow's copy
         self._back: dict[int, Any] = {}
         #: by id of a float that (maybe) replaces a numpy.float64: the float, the number
@@ -368,7 +369,7 @@ class Shadow:
         `lanes`: also the writes to the state, by parameter, and to the lists of
         parameters. `check` is called with the new values of each container.
         """
-        self._written = written = []
+        written = self._written = []
         writes: list[Write] = []
         for part in (self.lanes, self.plain) if lanes else (self.plain,):
             if part.ours.same():
@@ -377,7 +378,7 @@ class Shadow:
                 if pair.keeps_items():
                     continue
                 theirs = pair.theirs
-                written.append((part, pair))
+                written.append((part, pair, {}))
                 pair.seen = [self.translated(x) for x in pair.ours]
                 if check is not None:
                     check(pair.seen)
@@ -389,9 +390,9 @@ class Shadow:
                     continue
                 displaced, news = found
                 theirs = pair.theirs
-                written.append((part, pair))
                 if self.numpy or not LEAVES.issuperset(map(type, news.values())):
                     news = {k: self.translated(x) for k, x in news.items()}
+                written.append((part, pair, {} if displaced else news))
                 for k in displaced:
                     pair.seen.pop(k, None)
                     writes.append(functools.partial(theirs.pop, k, None))
@@ -411,16 +412,15 @@ class Shadow:
         if not lanes and not self.lanes.restored(self.helper):
             return
         parts = set()
-        if self._keeps_numpy:
-            # it has a second place now, which the next call finds
+        if self._keeps_numpy:  # it has a second place now, which the next call finds
             self._keeps_numpy = False
             return
-        for part, pair in self._written:
+        for part, pair, news in self._written:
             if self._holds_original(pair.ours):
-                # the shadow has a container of the optimizer's, not a copy
-                return
-            pair.before = pair.ours.copy()
-            parts.add(part)
+                return  # the shadow has a container of the optimizer's, not a copy
+            if not (news and part.settle(pair, news)):
+                pair.before = pair.ours.copy()
+                parts.add(part)
         for part in parts:
             part.note_again()
         self.clean = True

@@ -61,9 +61,9 @@ class Last(_Counting):
 
 KINDS: dict[str, tuple[Callable[[Any], Optimizer], int, int]] = {
     # lines of a call at most, and of each lane
-    "group": (OfGroup, 1053, 0),
-    "lanes": (OfLanes, 1120, 5),
-    "last": (Last, 1132, 5),
+    "group": (OfGroup, 942, 0),
+    "lanes": (OfLanes, 1017, 5),
+    "last": (Last, 1030, 5),
 }
 
 
