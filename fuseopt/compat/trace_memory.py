@@ -152,12 +152,16 @@ def _resets() -> bool:
     """Does a thread reset Dynamo? It visits all backends, then clears their table."""
     loop = find("torch._dynamo.eval_frame:_reset_guarded_backend_cache", None)
     code = getattr(loop, "__code__", None)
-    for innermost in sys._current_frames().values():
-        frame: types.FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
+    # a local variable with this function's frame would keep all frames below it alive
+    return any(_runs(code, x) for x in sys._current_frames().values())
+
+
+def _runs(code: types.CodeType | None, frame: types.FrameType | None) -> bool:
+    """Is a frame, or one below it, of this code?"""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
     return False
 
 
