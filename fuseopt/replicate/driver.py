@@ -143,8 +143,6 @@ class LedOptimizer:
         if self.refusal.endswith(UNLIKE):
             self.refusal = ""
 
-    # ---------------------------------------------------------------- a call
-
     def step(
         self,
         optimizer: Optimizer,
@@ -168,9 +166,11 @@ class LedOptimizer:
                     return True
             except NotTraced:
                 return False
+            if self.call is not call:  # a signal handler stepped the optimizer
+                self.refusal, self.hindrance = "", LASTING
+                continue
             if self.hindrance is not LASTING:
-                return False
-            # again, with kinds whose lanes are more alike
+                return False  # else again, with kinds whose lanes are more alike
             if self.ignore_sizes and self.lanes is not None and self.lanes.reshaped():
                 self.ignore_sizes = False
             elif self.counters and self.models.counted:
@@ -302,6 +302,8 @@ class LedOptimizer:
         shadow = trace.refreshed(optimizer, self.state_guard.epoch)
         if trace.compiled is None:
             trace.compiled = make(backend_of(self))
+        if self.call is not call:
+            raise LanesDiffer("a signal handler stepped the optimizer")
         shadow.clean, self.stepped = False, None
         begun = self.pending.start(call.tail_arguments.launches_before)
         traced = len(trace.steps)
@@ -402,8 +404,6 @@ class LedOptimizer:
         self._fresh = first_state(self.call.optimizer, every, lanes)
         view = with_state(self.call.optimizer, self._fresh)
         return self._known(Lanes(view, lanes.ignore_sizes, lanes.counters), view)
-
-    # ---------------------------------------------------------------- Dynamo's side
 
     def survey_holds(self) -> None:
         """Raise LanesChanged if lanes that were alike no longer are.

@@ -77,7 +77,8 @@ class Pending:
         self._count: Callable[[], object] | None = None
         self._otherwise: Callable[[], object] | None = None
         self._undo: Undo | None = None
-        self._call = object()
+        #: the object of the last call that began
+        self._call = [object()]
 
     @contextlib.contextmanager
     def without_launches(self) -> Iterator[None]:
@@ -96,8 +97,9 @@ class Pending:
         self.launches_before = launches_before
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self._undo = self.kept = None
-        self.begun, self.open, self._call = False, True, object()
-        return self._call
+        self.begun, self.open = False, True
+        self._call[0] = call = object()
+        return call
 
     def drop(self) -> None:
         """Forget the deferred launches, and that a launch was done.
@@ -134,7 +136,7 @@ class Pending:
 
     def check(self, call: object) -> None:
         """Raise LaunchError if another step began after the one that `start` began."""
-        if call is not self._call:
+        if call is not self._call[0]:
             raise LaunchError(
                 "a signal handler stepped this optimizer while it was in a step. The "
                 "interrupted step has changed nothing; call it again"
@@ -194,19 +196,36 @@ class Pending:
             )
         if self._undo is not None:
             after.insert(0, self._undo.done)
-        self.check(call)
         if self._by_python is not None or callable(self._first):
+            self.check(call)
             self._run_first()
         if self._by_python is not None:
             self.begun = True
             self._by_python(after)
             failed: object = self._count is None or self._count()
         else:
-            count = [] if self._count is None else [self._count]
-            first: Any = self._first
-            every = [*first, *self._launches, *after, *count]
-            self.begun = True
-            done: list[Any] = list(map(_CALL, every))
-            failed = self._count is None or done[-1]
+            failed = self._finish_in_c(call, after)
         if failed and self._otherwise is not None:
             self._otherwise()
+
+    def _finish_in_c(
+        self, call: object, after: Sequence[Callable[[], object]]
+    ) -> object:
+        """Do `finish` in one C call; return a true value if it counted no versions.
+
+        A signal handler may step the optimizer before the C call, but not within it. So
+        the first thing that it does is to compare the call with the last one that
+        began: `index` raises ValueError if they differ.
+        """
+        first: Any = self._first
+        count = [] if self._count is None else [self._count]
+        last = functools.partial(self._call.index, call)
+        every = [last, *first, *self._launches, *after, *count]
+        self.begun = True
+        try:
+            done: list[Any] = list(map(_CALL, every))
+        except ValueError:
+            self.begun = call is self._call[0]
+            self.check(call)
+            raise
+        return not count or done[-1]

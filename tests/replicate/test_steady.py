@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from fuseopt.errors import LaunchError
-from fuseopt.replicate import steady
+from fuseopt.replicate import driver, steady
+from fuseopt.runtime import commit
 from tests.beside import quiet
 from tests.frozen import unlike
 from tests.replicate.steady_table import EVENTS
@@ -53,10 +55,14 @@ class Stop(Exception):
 
 
 class AtLine:
-    """Raises a signal at line number `place` of `steady.py` in a call."""
+    """Raises a signal at line number `place` of two files in a call.
 
-    def __init__(self, place: int) -> None:
+    `leads`: the module of the first file; the other one is of the end of a step.
+    """
+
+    def __init__(self, place: int, leads: ModuleType) -> None:
         self.place, self.count, self.where = place, 0, 0
+        self.files = leads.__file__, commit.__file__
 
     def __enter__(self) -> AtLine:
         sys.settrace(self._see)
@@ -72,7 +78,7 @@ class AtLine:
                 self.where = frame.f_lineno
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGUSR1)
-        return self._see if frame.f_code.co_filename == steady.__file__ else None
+        return self._see if frame.f_code.co_filename in self.files else None
 
 
 def held(side: Side) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def sent() -> Iterator[list[Any]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def at_each_line(do: Any, check: Any) -> int:
+def at_each_line(do: Any, check: Any, leads: ModuleType = steady) -> int:
     """Call `check` after a call with a signal at one line, for each line."""
     place = 1
     with quiet(), Count() as count:
@@ -99,11 +105,11 @@ def at_each_line(do: Any, check: Any) -> int:
             for _ in range(5):
                 before = count.done
                 pair.step()
-            assert count.done == before + 1
+            assert count.done == before + (leads is steady)
             pair.both(Side.set_grads)
             do(pair)
             error: Any = None
-            with AtLine(place) as at:
+            with AtLine(place, leads) as at:
                 try:
                     pair.mine.call()
                 except Exception as raised:
@@ -134,8 +140,15 @@ def test_a_handler_that_raises(sent: list[Any]) -> None:
     assert at_each_line(lambda pair: befores.append(held(pair.mine)), check) > 40
 
 
-def test_a_handler_that_steps_the_optimizer(sent: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "leads", [steady, pytest.param(driver, marks=pytest.mark.slow)]
+)
+def test_a_handler_that_steps_the_optimizer(
+    sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its step is done. The interrupted one too, or it has changed nothing."""
+    if leads is driver:
+        monkeypatch.setattr(steady.SteadyCalls, "repeat", lambda *_: False)
 
     def check(pair: Pair, error: Any, where: int) -> None:
         sent.pop()
@@ -144,7 +157,10 @@ def test_a_handler_that_steps_the_optimizer(sent: list[Any]) -> None:
             pair.twin.call()
         assert not [*unlike(held(pair.mine), held(pair.twin))], where
 
-    assert at_each_line(lambda pair: sent.append(pair.mine.call), check) > 40
+    def steps(pair: Pair) -> None:
+        sent.append(pair.mine.call)
+
+    assert at_each_line(steps, check, leads) > 70
 
 
 @pytest.mark.slow
