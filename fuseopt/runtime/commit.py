@@ -37,6 +37,10 @@ _CALL = functools.partial.__call__
 #: Partials of C functions, or one function of Python. The latter gets the partials that
 #: follow it.
 Launches = Sequence[Callable[[], object]] | Callable[..., object]
+INTERRUPTED = (
+    "a signal handler stepped this optimizer while it was in a step. The interrupted "
+    "step has changed nothing; call it again"
+)
 
 
 def write(writes: Iterable[Callable[[], object]]) -> None:
@@ -94,11 +98,12 @@ class Pending:
 
         `launches_before` returns launches that come before a step: see `lead`.
         """
+        # first, for a signal handler's step clears what follows
+        self._call[0] = call = object()
         self.launches_before = launches_before
         self._first = self._launches = ()
         self._by_python = self._count = self._otherwise = self._undo = self.kept = None
         self.begun, self.open = False, True
-        self._call[0] = call = object()
         return call
 
     def drop(self) -> None:
@@ -137,10 +142,7 @@ class Pending:
     def check(self, call: object) -> None:
         """Raise LaunchError if another step began after the one that `start` began."""
         if call is not self._call[0]:
-            raise LaunchError(
-                "a signal handler stepped this optimizer while it was in a step. The "
-                "interrupted step has changed nothing; call it again"
-            )
+            raise LaunchError(INTERRUPTED)
 
     def put_off(
         self,
@@ -171,7 +173,8 @@ class Pending:
         tensors of the user's.
         """
         launches_before, self.launches_before = self.launches_before, None
-        assert launches_before is not None
+        if launches_before is None:
+            raise LaunchError(INTERRUPTED)
         self._first = launches_before(step)
         if not waits:
             self._run_first()
