@@ -22,10 +22,16 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 COPIED, SHARED = -1, -2
 #: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"
+#: Made by generated code without gaps, and in turn with batches that follow it: all of
+#: them for one row, then for the next one.
+CHAINED = "chained"
 
 
+#: A product and what stands around it: `beta * add + (alpha * left) @ right`, with all
+#: roundings of eager.
+SCALED = "scaled_sum"
 #: The ops that are products, two of them of batches of matrices.
-TIMES = ("mm", "addmm", "bmm", "baddbmm")
+TIMES = ("mm", "addmm", "bmm", "baddbmm", SCALED)
 MERGED = ("bmm", "baddbmm")
 #: Constant arguments, by name.
 Options = tuple[tuple[str, object], ...]
@@ -36,8 +42,8 @@ class Product(NamedTuple):
 
     `op`: one of TIMES, or the name of another op of ATen. `operands`, `results`:
     buffers, in the order of the call's arguments and of its results. `scales`: beta and
-    alpha of addmm and baddbmm. `options`: the other arguments of an op that is not in
-    TIMES.
+    alpha of addmm, baddbmm and SCALED. `options`: the other arguments of an op that is
+    not in TIMES.
     """
 
     op: str
@@ -103,7 +109,7 @@ class Trial(NamedTuple):
 class Batch:
     """Independent calls on matrices as one batched call, with a row for each.
 
-    `operands` and `results` give the places of rows. `way`: DENSE or PADDED, see Trial.
+    `operands` and `results` give the places of rows. `way`: DENSE, PADDED or CHAINED.
     """
 
     externs: tuple[Extern, ...]

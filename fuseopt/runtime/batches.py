@@ -11,9 +11,10 @@ import torch
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
-from ..ir.products import COPIED, TIMES, Operand
+from ..ir.products import CHAINED, COPIED, TIMES, Operand
+from .chains import Chains, batched_in_chain
 from .gathers import Scratch, gather, gathered_bytes, gathers
-from .matrix_calls import batched, each_matrix, results_of
+from .matrix_calls import batched, each_matrix, product_call, results_of
 from .matrix_rows import padded_tensor, rows_of
 from .memory import Layout, Memory
 from .probes import Circumstances, circumstances
@@ -42,7 +43,7 @@ class PreparedBatch:
     that cannot be tried now. Without `allowed` they need not. `stacks` lie where
     `memory` places them, in the arena of a call. Operands that lie apart are copied
     into the `scratch`. `autocast` is its state while the single calls run, None if it
-    was off at capture.
+    was off at capture. `chains` makes batches that are CHAINED.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class PreparedBatch:
         stacks: Sequence[Stack],
         scratch: Scratch,
         autocast: Autocast | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self.scratch = scratch
+        self.chains = chains
         #: the places in the scratch of operands that C copies there, and their end
         self._gathered: dict[int, int] = {}
         self._room = 0
@@ -162,6 +165,11 @@ class PreparedBatch:
     ) -> Callable[[], None]:
         """Return the batched call. Functions are looked up when it runs."""
         batch = self.batch
+        if batch.way == CHAINED:
+            assert self.chains is not None, "a chain needs its library"
+            return functools.partial(
+                batched_in_chain, self.chains, operands, outs[0], scales
+            )
         if batch.op in TIMES:
             arguments = (batch.op, operands, outs[0], scales)
             if self.autocast is None:
@@ -277,7 +285,7 @@ class PreparedBatch:
         keywords = dict(zip(("beta", "alpha"), scales, strict=False))
 
         def product(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return [getattr(torch, op)(*operands, **keywords)]
+            return [product_call(op)(*operands, **keywords)]
 
         def other(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return results_of(op, operands, options)

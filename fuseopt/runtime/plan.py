@@ -20,6 +20,7 @@ from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
+from .chains import Chains
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
 from .gathers import Scratch
@@ -72,6 +73,7 @@ class Plan:
         schedule: Schedule,
         kernels: Kernels,
         allowed: Callable[[Batch], bool | None] | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self.captured = captured
         self.schedule = schedule
@@ -109,6 +111,7 @@ class Plan:
                 schedule.stacks,
                 scratch,
                 captured.calls[batch.externs[0].payload].autocast,
+                chains,
             )
             for batch in schedule.batches
         }

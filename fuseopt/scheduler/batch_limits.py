@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.graph import Buffer
-from ..ir.products import TIMES, Product
+from ..ir.products import SCALED, TIMES, Product
 from .dependencies import CPU
 
 #: Dtypes of batches, each with the largest number of multiplications of one row. A
@@ -32,7 +32,7 @@ def refusal(buffers: Sequence[Buffer], p: Product, rows: int) -> str:
     if any(x.device != buffers[0].device for x in buffers):
         return "its matrices are on several devices"
     why = _of_product(buffers, p) if p.op in TIMES else _of_matrix(buffers, p)
-    if not why and rows < 2:
+    if not why and rows < 2 and p.op != SCALED:
         return "no other product of its kind is ready with it"
     return why
 

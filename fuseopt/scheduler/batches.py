@@ -22,6 +22,7 @@ from ..ir.products import (
     COPIED,
     MERGED,
     PADDED,
+    SCALED,
     SHARED,
     TIMES,
     Alone,
@@ -284,7 +285,9 @@ class _Batcher:
             tuple(map(_kind, p.scales)),
             p.options,
         )
-        dense = [self._made(column, p.op in TIMES) for column in results]
+        # generated code writes a transposed result too
+        contiguous = p.op in TIMES and p.op != SCALED
+        dense = [self._made(column, contiguous) for column in results]
         apart = [self._apart(column) for column in results]
         verdict = self.batching.verdict(trial)
         if not verdict.way:
