@@ -10,6 +10,7 @@ row writes it straight into the stack, without a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,6 +145,22 @@ class Batch:
         for n in self.trial.results[0].shape:
             count *= n
         return count
+
+
+def chained(steps: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each row of CHAINED batches among steps."""
+    start = 0
+    while start < len(steps):
+        end = start
+        while end < len(steps) and _is_chained(steps[end]):
+            end += 1
+        if end > start:
+            yield start, end
+        start = max(end, start + 1)
+
+
+def _is_chained(step: object) -> bool:
+    return isinstance(step, Batch) and step.way == CHAINED
 
 
 class Alone(NamedTuple):

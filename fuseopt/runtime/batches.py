@@ -94,7 +94,7 @@ class PreparedBatch:
     def run(self, memory: Memory) -> None:
         """Run the products on the memory of a call."""
         arena = self._arena_of(memory)
-        now = self._now(memory)
+        now = self.now(memory)
         ready = self._ready
         scratch = self.scratch.of(self._room) if self._room else None
         if (
@@ -105,12 +105,12 @@ class PreparedBatch:
             or ready.scratch is not scratch
         ):
             batch = self.batch
-            scales = [_number(s, memory) for s in batch.scales]
+            scales = self.scales(memory)
             places = self._in_stacks(memory)
             outs = self._outs(places[len(batch.operands) :])
             before: list[Callable[[], object]] = []
             operands = self._operands(memory, places, scratch, before)
-            if operands is None or not self._may(scales, now):
+            if operands is None or not self.may(scales, now):
                 self._singly(memory, scales)
                 return
             last = self._call(operands, outs, scales)
@@ -128,6 +128,10 @@ class PreparedBatch:
             return
         if self._apart:
             self._copy_apart(memory, outs)
+
+    def scales(self, memory: Memory) -> list[float]:
+        """Return beta and alpha of this call."""
+        return [_number(s, memory) for s in self.batch.scales]
 
     def _arena_of(self, memory: Memory) -> torch.Tensor | None:
         """Return the arena of a call; None if nothing of this batch lies in a stack."""
@@ -180,7 +184,7 @@ class PreparedBatch:
             return lambda: each_matrix(*each)
         return functools.partial(WithinAutocast(each_matrix, self.autocast), *each)
 
-    def _now(self, memory: Memory) -> Circumstances | None:
+    def now(self, memory: Memory) -> Circumstances | None:
         """Return what the bits of products depend on; None where bits may differ."""
         if self._allowed is not None and memory.circumstances is None:
             memory.circumstances = circumstances()
@@ -207,7 +211,7 @@ class PreparedBatch:
             self._arena, self._views = arena, views
         return views
 
-    def _may(self, scales: Sequence[float], now: Circumstances | None) -> bool:
+    def may(self, scales: Sequence[float], now: Circumstances | None) -> bool:
         """Have the rows the bits of single calls now?"""
         if self._allowed is None or now is None:
             return True

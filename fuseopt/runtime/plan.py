@@ -20,13 +20,14 @@ from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
 from .batches import PreparedBatch
+from .chained_batches import ChainedBatches, chained_batches
 from .chains import Chains
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
 from .gathers import Scratch
 from .guards.sharing import inputs
 from .memory import layout
-from .series import series_of
+from .series import Series, series_of
 from .tables.addresses import positions
 from .tables.host_numbers import CPU
 from .undo import risk_of
@@ -100,8 +101,6 @@ class Plan:
             if isinstance(step, Extern)
         }
         scratch = Scratch()
-        #: products that C calls one after another, by the index of their first step
-        self.series = series_of(steps, self.externs)
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
                 batch,
@@ -114,6 +113,14 @@ class Plan:
                 chains,
             )
             for batch in schedule.batches
+        }
+        rows = chained_batches(
+            graph, steps, self.batches, schedule.memory, schedule.stacks, chains
+        )
+        #: what C calls one after another, by the index of the first step
+        self.series: dict[int, Series | ChainedBatches] = {
+            **series_of(steps, self.externs),
+            **rows,
         }
         self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (
