@@ -28,8 +28,10 @@ SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 OPS, DTYPES = ("mm", "bmm", SCALED), ("f32", "f64")
 #: Terms that BLAS adds up before it begins another sum.
 BLOCK = 256
-#: Elements of a panel of the right matrix, at most, in a column of two vectors.
-_VECTORS = 2 * 16
+#: Bytes of two vectors, which a row of a panel has.
+_PANEL = 2 * 64
+#: What the rooms of threads begin at, and how far they are apart.
+_ALIGNED, _APART = 64, 4096
 #: The bytes from row to row of what lies in the room of a thread.
 _IN_ROOM = -1
 
@@ -45,6 +47,13 @@ class Chains(NamedTuple):
 
     library: ctypes.CDLL
     key: str
+
+
+def is_made_here(library: ctypes.CDLL) -> bool:
+    """Has this processor the instructions of a library of chains?"""
+    nothing = ProductChain()
+    call = HelperCall(nothing, library.fuseopt_chain, {}, (), ctypes.c_int64)
+    return bool(call())
 
 
 class Place(NamedTuple):
@@ -111,27 +120,43 @@ def chain_call(
     each thread needs for what the chain alone reads.
     """
     words, scales = array("q"), array("d")
-    room = 0
+    copied = 0
     for x in steps:
         words.extend(x.size)
         for place in (x.out, x.add, x.left, x.right):
             words.extend((0, 0, 0, 0) if place is None else _words(place))
         scales.extend((x.beta, x.alpha))
         m, n, k = x.size
-        panels = (BLOCK + 2 * max(m, n)) * _VECTORS * 8 // itemsize
-        room = max(room, panels + (m * k + 16 if x.alpha != 1 else 0))
+        panels = (BLOCK + 2 * max(m, n)) * _PANEL
+        copied = max(copied, panels + (m * k + 16) * itemsize)
     struct = ProductChain(rows, len(steps), itemsize, BLOCK)
-    struct.local, struct.room = local, room
+    struct.local = local
+    struct.room = -(-(local + copied) // _APART) * _APART
+    memory = _Rooms()
     function = chains.library.fuseopt_chain
     arrays: dict[str, array[Any]] = {"words": words, "scales": scales}
     run = HelperCall(struct, function, arrays, (), ctypes.c_int64)
 
     def call(threads: int) -> None:
-        struct.threads = threads
-        if not run():
-            raise MemoryError("fuseopt: no memory for the products of matrices")
+        struct.threads = threads = min(threads, rows)
+        struct.memory = memory.of(threads * struct.room)
+        run()
 
     return call
+
+
+class _Rooms:
+    """Memory of the threads of a chain, the same in each call if it is enough."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def of(self, size: int) -> int:
+        """Return the address of at least so many bytes, aligned to _ALIGNED."""
+        memory = self._memory
+        if memory is None or memory.numel() < size + _ALIGNED:
+            memory = self._memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
+        return -(-memory.data_ptr() // _ALIGNED) * _ALIGNED
 
 
 def _words(x: Place) -> tuple[int, int, int, int]:

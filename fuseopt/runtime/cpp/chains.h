@@ -5,7 +5,6 @@
 // terms in the order of k, each by fused multiplications and additions from zero, and
 // the blocks added up. A probe compares the bits with those of the library.
 #include <stdint.h>
-#include <stdlib.h>
 
 #if defined(__AVX512F__)
 #define CHAIN_BYTES 64
@@ -27,7 +26,8 @@ enum { PLACE = 4, OUT = 3, ADD = 7, LEFT = 11, RIGHT = 15, CHAIN_WORDS = 19 };
 struct ProductChain {
   int64_t rows, count, bytes, block, threads;
   int64_t local;  // bytes for what the chain alone reads, of each thread
-  int64_t room;   // elements for copied operands, of each thread
+  int64_t room;   // bytes of each thread in all; the rest is for copied operands
+  char* memory;   // the room of all threads
   const int64_t* words;
   const double* scales;
 };
@@ -280,18 +280,12 @@ struct Products {
   }
 
   static int64_t run(const ProductChain* c) {
-    int64_t size = c->local + c->room * sizeof(T) + 64, failed = 0;
-#pragma omp parallel num_threads(c->threads) if (c->threads > 1) reduction(+ : failed)
-    {
-      char* memory = (char*)malloc(size);
-      char* aligned = (char*)(((uintptr_t)memory + 63) / 64 * 64);
-      failed += memory == 0;
-#pragma omp for schedule(static)
-      for (int64_t r = 0; r < c->rows; ++r)
-        if (memory) row(c, r, aligned);
-      free(memory);
-    }
-    return !failed;
+    int64_t n = c->threads;
+#pragma omp parallel for num_threads(n) if (n > 1) schedule(static)
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t r = c->rows * t / n; r < c->rows * (t + 1) / n; ++r)
+        row(c, r, c->memory + t * c->room);
+    return 1;
   }
 };
 
@@ -300,7 +294,7 @@ struct Products {
 #endif
 #endif
 
-// Computes all rows; returns 0 where this processor or its memory does not allow it.
+// Computes all rows; returns 0 where this processor lacks the instructions.
 extern "C" int64_t fuseopt_chain(const ProductChain* c) {
 #if defined(CHAIN_BYTES)
   return c->bytes == 4 ? Products<float>::run(c) : Products<double>::run(c);
