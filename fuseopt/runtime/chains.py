@@ -18,7 +18,7 @@ import torch
 
 from ..codegen import Source
 from ..codegen.cpp.structs import fields
-from ..ir.products import SCALED, Trial
+from ..ir.products import SCALED, Layout, Trial
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
 
@@ -26,6 +26,8 @@ TEXT = (Path(__file__).parent / "cpp" / "chains.h").read_text("utf-8")
 SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 #: The ops of a chain, and its dtypes.
 OPS, DTYPES = ("mm", "bmm", SCALED), ("f32", "f64")
+#: Rows of a trial.
+ROWS = 2
 #: Terms that BLAS adds up before it begins another sum.
 BLOCK = 256
 #: Bytes of two vectors, which a row of a panel has.
@@ -47,6 +49,20 @@ class Chains(NamedTuple):
 
     library: ctypes.CDLL
     key: str
+
+
+def of_two_rows(trial: Trial) -> Trial:
+    """Return a trial of two rows that decides for any number of rows.
+
+    A chain computes each row by itself, wherever it lies.
+    """
+    stacked: list[Layout] = []
+    for shape, stride, offset in trial.stacked:
+        last = sum((n - 1) * s for n, s in zip(shape[1:], stride[1:], strict=True))
+        count = shape[0] // trial.rows * ROWS
+        step = last + 1 if stride[0] else 0
+        stacked.append(((count, *shape[1:]), (step, *stride[1:]), offset))
+    return trial._replace(rows=ROWS, stacked=tuple(stacked))
 
 
 def is_made_here(library: ctypes.CDLL) -> bool:

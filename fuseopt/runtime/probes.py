@@ -25,7 +25,7 @@ from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.products import CHAINED, DENSE, MERGED, PADDED, SCALED, TIMES, Trial
 from ..locks import new_lock
-from .chains import Chains, batched_in_chain, may_chain
+from .chains import Chains, batched_in_chain, may_chain, of_two_rows
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
@@ -119,8 +119,17 @@ class Probes:
         calls. Return None where a device captures a graph, is missing or has no memory
         left; a later call may find an answer. `chains` makes chains, if it is there.
         """
+        if chains is not None and may_chain(trial):
+            way = self._way(of_two_rows(trial), cache_dir, chains)
+            if way == CHAINED or trial.op == SCALED:
+                return way
+        return self._way(trial, cache_dir, None)
+
+    def _way(
+        self, trial: Trial, cache_dir: str | None, chains: Chains | None
+    ) -> str | None:
+        """Return the way of a trial: CHAINED or "" with `chains`, else another one."""
         now = circumstances()
-        chains = chains if may_chain(trial) else None
         key = (trial, now, cache_dir, chains and chains.key)
         with self._lock:
             if key not in self._known:
@@ -172,7 +181,7 @@ def _of_device(device: str) -> tuple[str, ...]:
     return (*(f"{k} {getattr(properties, k, None)}" for k in PROPERTIES), *versions)
 
 
-def _name(trial: Trial, now: Circumstances, chains: Chains | None) -> str:
+def _name(trial: Trial, now: Circumstances, chains: Chains | None = None) -> str:
     """Return the name of an answer: a hash of all that it depends on."""
     variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
     parts = (
@@ -220,9 +229,8 @@ def _tried(trial: Trial, chains: Chains | None) -> str:
         return DENSE if rows_agree(trial) else ""
     batches = trial.op in MERGED
     ways = [DENSE] if batches or remote else [DENSE, PADDED]
-    ways = [] if trial.op == SCALED else ways
     with torch.no_grad():
-        for way in ways if chains is None else [CHAINED, *ways]:
+        for way in ways if chains is None else [CHAINED]:
             made = functools.partial(_agree, trial, way, chains)
             if all(made(fill, scales) for fill, scales in _rounds(trial)):
                 return way
