@@ -16,6 +16,7 @@ from ..ir.products import CHAINED, DENSE, SCALED, Options, Product, Trial
 from ..runtime.chains import Chains, may_chain
 from ..runtime.matrix_calls import BY_MATRIX, scaled_sum
 from ..runtime.probes import Probes
+from ..scheduler.batches import ONLY
 from ..scheduler.passes import Verdict
 
 #: The calls that compute one product, with the number of their tensor arguments.
@@ -39,7 +40,8 @@ class Products:
         chains: Chains | None = None,
     ) -> None:
         self.calls = captured.calls
-        self.chains = chains
+        self.library = chains
+        self.chains = chains is not None
         self.probes = probes
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
@@ -53,14 +55,20 @@ class Products:
             return _product(call)
         return _by_matrix(call) if call.func in BY_MATRIX else ""
 
-    def verdict(self, trial: Trial) -> Verdict:
+    def verdict(self, trial: Trial, chain: bool) -> Verdict:
         """Return how a batched call gives the bits of single calls, or why not."""
         if not trial.results:
             return Verdict(DENSE)
+        if chain and self.library is not None and may_chain(trial):
+            if self.fast or self.probes.way(trial, self.cache_dir, self.library):
+                return Verdict(CHAINED)
+        if trial.rows < 2:
+            return Verdict("", ONLY)
         if self.fast:
-            chained = self.chains is not None and may_chain(trial)
-            return Verdict(CHAINED if chained else DENSE)
-        way = self.probes.way(trial, self.cache_dir, self.chains)
+            return Verdict(DENSE)
+        if trial.op == SCALED:
+            return Verdict("", "a chain has other bits here")
+        way = self.probes.way(trial, self.cache_dir)
         if way is None:
             return Verdict("", "a device that cannot be probed now")
         return Verdict(way, "" if way else "one batched call has other bits here")
@@ -121,7 +129,8 @@ def allowed(
     def has(batch: Batch) -> bool | None:
         if not batch.results:
             return True
-        way = probes.way(batch.trial, config.cache_dir, chains)
+        library = chains if batch.way == CHAINED else None
+        way = probes.way(batch.trial, config.cache_dir, library)
         return None if way is None else way == batch.way
 
     return has

@@ -37,8 +37,8 @@ from .iterations import DTYPES, MM, Facts, Place
 class Probing(Protocol):
     """Tells whether a batched call has eager's bits; see scheduler.passes.Batching."""
 
-    def verdict(self, trial: Trial) -> Verdict:
-        """Return whether these products may be one call."""
+    def verdict(self, trial: Trial, chain: bool) -> Verdict:
+        """Return whether these products may be one call; `chain`: also CHAINED."""
 
 
 class _Sum(NamedTuple):
@@ -81,7 +81,7 @@ def with_scaled_sums(captured: Captured, products: Probing) -> Captured:
     taken = [
         x
         for group in found.values()
-        if products.verdict(_trial(facts, group)).way == CHAINED
+        if products.verdict(_trial(facts, group), chain=True).way == CHAINED
         for x in group
     ]
     return _written(facts, taken) if taken else captured
@@ -154,7 +154,7 @@ def _suits(facts: Facts, x: _Sum, product: int) -> bool:
     if not (once and same and alike and 1 in facts.buffers[x.made].stride):
         return False
     p = Product(SCALED, (x.x, x.left, x.right), (x.made,))
-    return not refusal(buffers, p, 2)
+    return not refusal(buffers, p)
 
 
 def _adds(body: Body) -> bool:

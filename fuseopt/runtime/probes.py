@@ -23,9 +23,9 @@ import torch
 
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.products import CHAINED, DENSE, MERGED, PADDED, SCALED, TIMES, Trial
+from ..ir.products import CHAINED, DENSE, MERGED, PADDED, TIMES, Trial
 from ..locks import new_lock
-from .chains import Chains, batched_in_chain, may_chain, of_two_rows
+from .chains import Chains, batched_in_chain, of_two_rows
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
@@ -115,20 +115,12 @@ class Probes:
     def way(
         self, trial: Trial, cache_dir: str | None, chains: Chains | None = None
     ) -> str | None:
-        """Return CHAINED, DENSE, PADDED, or "" where nothing has the bits of single
-        calls. Return None where a device captures a graph, is missing or has no memory
-        left; a later call may find an answer. `chains` makes chains, if it is there.
+        """Return DENSE, PADDED, or "" where neither call has the bits of single calls;
+        with `chains` CHAINED, or "". Return None where a device captures a graph, is
+        missing or has no memory left; a later call may find an answer.
         """
-        if chains is not None and may_chain(trial):
-            way = self._way(of_two_rows(trial), cache_dir, chains)
-            if way == CHAINED or trial.op == SCALED:
-                return way
-        return self._way(trial, cache_dir, None)
-
-    def _way(
-        self, trial: Trial, cache_dir: str | None, chains: Chains | None
-    ) -> str | None:
-        """Return the way of a trial: CHAINED or "" with `chains`, else another one."""
+        if chains is not None:
+            trial = of_two_rows(trial)
         now = circumstances()
         key = (trial, now, cache_dir, chains and chains.key)
         with self._lock:
