@@ -362,7 +362,7 @@ class _Batcher:
         """
         x = self.graph.buffers[buffers[0]]
         storages = tuple(map(self._storage, buffers))
-        if len(set(buffers)) == 1:
+        if len(buffers) > len(set(buffers)) == 1:
             return _merged(buffers, x, SHARED, 0, 0, merged)
         places = [self.place.get(s) for s in storages]
         if None not in places and places[0] is not None:
