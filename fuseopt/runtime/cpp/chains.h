@@ -17,6 +17,11 @@
 #define CHAIN_HEIGHT 8
 #endif
 
+// The least bytes between rows of a right matrix that is copied to a panel, and the
+// least rows of a product that is worth it.
+#define CHAIN_FAR 1024
+#define CHAIN_ROWS 32
+
 // Words of one place: the address, or the offset in the room of a thread; the bytes from
 // one row of the batch to the next, or -1 in that room; the strides in elements.
 enum { PLACE = 4, OUT = 3, ADD = 7, LEFT = 11, RIGHT = 15, CHAIN_WORDS = 19 };
@@ -142,6 +147,10 @@ struct Products {
   static __attribute__((noinline)) void pack(int64_t k, Matrix<T> b, int64_t w,
                                              int64_t width, T* to) {
     int64_t i = 0;
+    if (b.n == 1 && w == width)
+      for (; i < k; ++i)
+        for (int64_t h = 0; h < width; h += L)
+          *(U*)(to + i * width + h) = *(const U*)(b.at + i * b.m + h);
 #if !defined(__clang__)
     if (b.m == 1 && w == width) {
       typedef typename ChainInt<sizeof(T)>::I I;
@@ -185,7 +194,9 @@ struct Products {
     const int64_t width = W * L, w = n - j < width ? n - j : width;
     b.at += j * b.n;
     if (end.add) end.add += j * end.add_n;
-    if (b.n != 1 || w < width) {
+    // rows far apart fall on few lines of the cache
+    bool far = b.m * int64_t(sizeof(T)) >= CHAIN_FAR && m >= CHAIN_ROWS;
+    if (b.n != 1 || w < width || far) {
       pack(k, b, w, width, room);
       b.at = room, b.m = width;
     }
