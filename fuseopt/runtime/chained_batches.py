@@ -28,7 +28,7 @@ ALIGNED = 64
 
 
 class _Local(NamedTuple):
-    """Where stacks lie in the room of a thread, and its bytes."""
+    """Offsets of stacks in the room of a thread, and its bytes."""
 
     offsets: Mapping[int, int]
     size: int

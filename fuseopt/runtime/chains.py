@@ -73,8 +73,9 @@ def is_made_here(library: ctypes.CDLL) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a matrix of a row is: the address in the first row, or its offset in the
-    room; the bytes from row to row; its strides in elements.
+    """Place of a matrix: its address in the first row, or its offset in the room.
+
+    `step` is the bytes from row to row, `stride` has its strides in elements.
     """
 
     at: int

@@ -1,9 +1,9 @@
-// Chains of products of small matrices on the CPU: for each row, all products of a chain
-// in turn, so that what one makes is in the cache when the next one reads it.
+// Chains of products of small matrices on the CPU. All products of a row are made in
+// turn, so that the cache has what one product makes when the next one reads it.
 //
-// Every sum has the order that BLAS libraries use for float numbers: blocks of `block`
-// terms in the order of k, each by fused multiplications and additions from zero, and
-// the blocks added up. A probe compares the bits with those of the library.
+// A sum has the order that BLAS has for float numbers: blocks of `block` terms, each in
+// the order of k. A block is added up from zero by fused multiplications and additions.
+// The blocks are then added. A probe compares the bits with those of BLAS.
 #include <stdint.h>
 
 #if defined(__AVX512F__)
@@ -17,17 +17,18 @@
 #define CHAIN_HEIGHT 8
 #endif
 
-// The least bytes between rows of a right matrix that is copied to a panel, and the
-// least rows of a product that is worth it.
+// A right matrix is copied to a panel if so many bytes lie between its rows, and if the
+// product has so many rows.
 #define CHAIN_FAR 1024
 #define CHAIN_ROWS 32
 
-// Words of one place: the address, or the offset in the room of a thread; the bytes from
-// one row of the batch to the next, or -1 in that room; the strides in elements.
+// Words of one place. First its address, or the offset in the room of a thread. Then
+// the bytes from one row of the batch to the next, -1 in that room. Then its strides.
 enum { PLACE = 4, OUT = 3, ADD = 7, LEFT = 11, RIGHT = 15, CHAIN_WORDS = 19 };
 
-// Products out = beta * add + (alpha * left) @ right. `words` of each: m, n, k, then the
-// places of out, add (0 without one), left and right. `scales` of each: beta, alpha.
+// Products out = beta * add + (alpha * left) @ right. `words` of each: m, n, k, then
+// the places of out, add (0 without one), left and right. `scales` of each: beta,
+// alpha.
 struct ProductChain {
   int64_t rows, count, bytes, block, threads;
   int64_t local;  // bytes for what the chain alone reads, of each thread
@@ -46,29 +47,25 @@ struct ProductChain {
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
-template <int Size>
-struct ChainInt {
+template <int Size> struct ChainInt {
   typedef int64_t I;
 };
-template <>
-struct ChainInt<4> {
+template <> struct ChainInt<4> {
   typedef int32_t I;
 };
 
-template <class T>
-struct Matrix {
+template <class T> struct Matrix {
   T* at;
   int64_t m, n;  // strides in elements
 };
 
-template <class T>
-struct Products {
+template <class T> struct Products {
   enum { L = CHAIN_BYTES / sizeof(T) };
   typedef T V __attribute__((vector_size(CHAIN_BYTES)));
   typedef T U __attribute__((vector_size(CHAIN_BYTES), aligned(sizeof(T)), may_alias));
 
-  // How a tile ends: sums of a later block are added to what `out` has; `add` is what
-  // the last block adds, times beta, or null.
+  // How a tile ends. Sums of a later block are added to what `out` has (`more`). The
+  // last block adds beta times `add`, unless that is null.
   struct End {
     bool more;
     const T* add;
@@ -76,7 +73,8 @@ struct Products {
     T beta;
   };
 
-  // Writes R rows and W vectors of a product with a panel `b`, whose columns are adjacent.
+  // Writes R rows and W vectors of a product with a panel `b`, whose columns are
+  // adjacent.
   template <int R, int W>
   static __attribute__((noinline)) void tile(int64_t k, const T* a, int64_t am,
                                              int64_t ak, const T* b, int64_t bk, T* out,
@@ -126,9 +124,9 @@ struct Products {
   }
 
   // Writes m rows of W vectors.
-  template <int W>
-  static void column(int64_t m, int64_t k, const T* a, int64_t am, int64_t ak,
-                     const T* b, int64_t bk, T* out, int64_t om, End end) {
+  template <int W> static void column(int64_t m, int64_t k, const T* a, int64_t am,
+                                      int64_t ak, const T* b, int64_t bk, T* out,
+                                      int64_t om, End end) {
     for (; m >= CHAIN_HEIGHT; m -= CHAIN_HEIGHT) {
       tile<CHAIN_HEIGHT, W>(k, a, am, ak, b, bk, out, om, end);
       move(a, am, out, om, end, CHAIN_HEIGHT);
@@ -187,10 +185,9 @@ struct Products {
   }
 
   // The columns from j on, as many as W vectors have.
-  template <int W>
-  static void columns(int64_t j, int64_t m, int64_t n, int64_t k, const T* a, int64_t am,
-                      int64_t ak, Matrix<T> b, Matrix<T> out, End end, int64_t block,
-                      T* room) {
+  template <int W> static void columns(int64_t j, int64_t m, int64_t n, int64_t k,
+                                       const T* a, int64_t am, int64_t ak, Matrix<T> b,
+                                       Matrix<T> out, End end, int64_t block, T* room) {
     const int64_t width = W * L, w = n - j < width ? n - j : width;
     b.at += j * b.n;
     if (end.add) end.add += j * end.add_n;
