@@ -22,6 +22,7 @@ from .batches import PreparedBatch
 from .chains import Chains, Place, Step, chain_call, in_room, step_of
 from .memory import Memory
 from .tables.host_numbers import CPU
+from .tables.words import HelperCall
 
 #: What a matrix in the room of a thread begins at.
 ALIGNED = 64
@@ -53,10 +54,19 @@ class Chain:
         numbers = [s for x in batches for s in x.batch.scales]
         self._numbers = any(isinstance(s, Symbol) for s in numbers)
         self._now: tuple[object, object, object] | None = None
-        self._call: Callable[[int], object] | None = None
+        self._call: Callable[[int], HelperCall] | None = None
 
     def run(self, memory: Memory) -> None:
         """Make all products, or run the batches one by one."""
+        call = self.call(memory)
+        if call is None:
+            for batch in self.batches:
+                batch.run(memory)
+        else:
+            call()
+
+    def call(self, memory: Memory) -> HelperCall | None:
+        """Return the call of C that makes all products; None if it may not."""
         assert memory.arena is not None, "a chain needs the arena of its stacks"
         arena, begin = memory.arena[CPU]
         now = self.batches[0].now(memory)
@@ -64,20 +74,17 @@ class Chain:
         known = (arena, now, scales if self._numbers else None)
         if self._now is None or not _same(self._now, known):
             self._now = self._call = None
-            if not all(
-                x.may(s, now) for x, s in zip(self.batches, scales, strict=True)
-            ):
-                for batch in self.batches:
-                    batch.run(memory)
-                return
+            each = zip(self.batches, scales, strict=True)
+            if not all(x.may(numbers, now) for x, numbers in each):
+                return None
             self._call = self._prepared(arena.data_ptr() - begin, scales)
             self._now = known if self.batches[0].keeps else None
         assert self._call is not None, "a chain has its call"
-        self._call(torch.get_num_threads())
+        return self._call(torch.get_num_threads())
 
     def _prepared(
         self, base: int, scales: Sequence[Sequence[float]]
-    ) -> Callable[[int], object]:
+    ) -> Callable[[int], HelperCall]:
         steps: list[Step] = []
         for prepared, numbers in zip(self.batches, scales, strict=True):
             batch, buffers = prepared.batch, prepared.buffers
@@ -120,6 +127,16 @@ class ChainedBatches:
         for part in self.parts:
             part.run(memory)
         return self.count
+
+    def calls(self, memory: Memory) -> list[HelperCall] | None:
+        """Return calls of C that run all of them; None if there are none."""
+        found: list[HelperCall] = []
+        for part in self.parts:
+            call = part.call(memory) if isinstance(part, Chain) else None
+            if call is None:
+                return None
+            found.append(call)
+        return found
 
 
 def chained_batches(

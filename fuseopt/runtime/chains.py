@@ -132,9 +132,9 @@ def step_of(
 
 def chain_call(
     chains: Chains, rows: int, itemsize: int, steps: Sequence[Step], local: int
-) -> Callable[[int], object]:
-    """Return a call of C with a number of threads. `local`: the bytes of the room that
-    each thread needs for what the chain alone reads.
+) -> Callable[[int], HelperCall]:
+    """Return a function: a number of threads -> a call of C with them. `local`: the
+    bytes of the room that each thread needs for what the chain alone reads.
     """
     words, scales = array("q"), array("d")
     copied = 0
@@ -154,12 +154,12 @@ def chain_call(
     arrays: dict[str, array[Any]] = {"words": words, "scales": scales}
     run = HelperCall(struct, function, arrays, (), ctypes.c_int64)
 
-    def call(threads: int) -> None:
+    def with_threads(threads: int) -> HelperCall:
         struct.threads = threads = min(threads, rows)
         struct.memory = memory.of(threads * struct.room)
-        run()
+        return run
 
-    return call
+    return with_threads
 
 
 class _Rooms:
@@ -190,4 +190,4 @@ def batched_in_chain(
     size = (out.shape[1], out.shape[2], operands[-1].shape[1])
     step = step_of(size, [*map(place_of, operands)], place_of(out), scales)
     call = chain_call(chains, len(out), out.itemsize, [step], 0)
-    call(torch.get_num_threads())
+    call(torch.get_num_threads())()

@@ -19,6 +19,7 @@ from ..capture.results import ConstantResult, Leaf, Returned, leaves
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
+from ..ir.products import CHAINED
 from .batches import PreparedBatch
 from .chained_batches import ChainedBatches, chained_batches
 from .chains import Chains
@@ -122,6 +123,13 @@ class Plan:
             **series_of(steps, self.externs),
             **rows,
         }
+        #: true if all steps are kernels on the CPU and chains
+        self.in_c = bool(rows) and all(
+            isinstance(step, (Kernel, Run))
+            or (isinstance(step, Batch) and step.way == CHAINED)
+            for step in steps
+        )
+        self.in_c &= {b.device for b in buffers} == {CPU}
         self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (
             len(steps) == 1

@@ -11,6 +11,7 @@ import torch
 from fuseopt.compiler import pipeline
 from fuseopt.config import Config
 from fuseopt.ir.products import CHAINED
+from fuseopt.runtime import executor
 from fuseopt.runtime.chained_batches import Chain, ChainedBatches
 from fuseopt.runtime.chains import (
     Chains,
@@ -130,7 +131,8 @@ def test_rows_in_turn(library: Chains, threads: int) -> None:
         step_of((24, 24, 24), [place_of(x), place_of(x.mT)], inner, ()),
         step_of((24, 24, 24), [inner, place_of(x)], place_of(out), ()),
     ]
-    chain_call(library, 7, 4, steps, 24 * 24 * 4)(threads)
+    call = chain_call(library, 7, 4, steps, 24 * 24 * 4)
+    call(threads)()
     gram, wanted = torch.empty_like(x), torch.empty_like(x)
     batched_in_chain(library, [x, x.mT], gram, ())
     batched_in_chain(library, [gram, x], wanted, ())
@@ -144,13 +146,13 @@ def test_rows_in_turn(library: Chains, threads: int) -> None:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of batches of each chain that runs."""
     found: list[int] = []
-    run = Chain.run
+    call = Chain.call
 
-    def counted(self: Chain, memory: Any) -> None:
+    def counted(self: Chain, memory: Any) -> Any:
         found.append(len(self.batches))
-        run(self, memory)
+        return call(self, memory)
 
-    monkeypatch.setattr(Chain, "run", counted)
+    monkeypatch.setattr(Chain, "call", counted)
     return found
 
 
@@ -211,21 +213,34 @@ def test_where_a_chain_may_not_run_its_batches_do(
 def test_an_error_in_a_chain_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(LoopMuon, WHOLE)
     pair.run(2)
-    run, done = ChainedBatches.run, []
+    run, call, done = ChainedBatches.run, Chain.call, []
 
     def breaks(self: ChainedBatches, memory: Any) -> int:
         done.append(run(self, memory))
         raise MemoryError("no room")
 
-    monkeypatch.setattr(ChainedBatches, "run", breaks)
-    pair.gradients()
-    with pytest.raises(MemoryError, match="no room"):
-        pair.compiled.step()
-    assert done
-    pair.check()
-    monkeypatch.undo()
-    pair.step()
-    pair.check()
+    def has_no_room(self: Chain, memory: Any) -> Any:
+        done.append(len(self.batches))
+        if len(done) == 3:
+            raise MemoryError("no room")
+        return call(self, memory)
+
+    for owner, name, instead in (
+        (Chain, "call", has_no_room),
+        # where Python runs between the calls of C, what is written is undone
+        (ChainedBatches, "run", breaks),
+    ):
+        monkeypatch.setattr(owner, name, instead)
+        if owner is ChainedBatches:
+            monkeypatch.setattr(executor, "_in_c", lambda *_: None)
+        pair.gradients()
+        with pytest.raises(MemoryError, match="no room"):
+            pair.compiled.step()
+        assert done
+        pair.check()
+        monkeypatch.undo()
+        pair.step()
+        pair.check()
 
 
 class Turned(Matrices):
