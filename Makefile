@@ -24,7 +24,7 @@ WHEEL_FLAGS ?=
 GPU_FLAGS ?=
 REPLAY_FLAGS ?=
 # The C++ that is no text of Python.
-HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
+HEADERS := fuseopt/codegen/cpp/include/*.h fuseopt/runtime/cpp/*.h fuseopt/runtime/guards/*.h fuseopt/runtime/tables/*.h
 
 .PHONY: help demo test test-share test-all fuzz fuzz-programs fuzz-optimizers fuzz-events fuzz-stores fuzz-states replay wild matrix newest wheel gpu bench bench-gpu docs lint format clean
 

@@ -12,9 +12,11 @@ from ..capture.trace import Captured
 from ..compat import product_functions
 from ..config import Config
 from ..ir.graph import Batch, Symbol
-from ..ir.products import DENSE, Options, Product, Trial
-from ..runtime.matrix_calls import BY_MATRIX
+from ..ir.products import CHAINED, DENSE, SCALED, Options, Product, Trial
+from ..runtime.chains import Chains, may_chain
+from ..runtime.matrix_calls import BY_MATRIX, scaled_sum
 from ..runtime.probes import Probes
+from ..scheduler.batches import ONLY
 from ..scheduler.passes import Verdict
 
 #: The calls that compute one product, with the number of their tensor arguments.
@@ -23,14 +25,23 @@ PRODUCTS = {
     torch.ops.aten.addmm.default: 3,
     torch.ops.aten.bmm.default: 2,
     torch.ops.aten.baddbmm.default: 3,
+    scaled_sum: 3,
 }
 
 
 class Products:
     """Products of one captured step; implements scheduler.passes.Batching."""
 
-    def __init__(self, captured: Captured, probes: Probes, config: Config) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        probes: Probes,
+        config: Config,
+        chains: Chains | None = None,
+    ) -> None:
         self.calls = captured.calls
+        self.library = chains
+        self.chains = chains is not None
         self.probes = probes
         self.cache_dir = config.cache_dir
         self.fast = config.numerics == "fast"
@@ -44,10 +55,19 @@ class Products:
             return _product(call)
         return _by_matrix(call) if call.func in BY_MATRIX else ""
 
-    def verdict(self, trial: Trial) -> Verdict:
+    def verdict(self, trial: Trial, chain: bool) -> Verdict:
         """Return how a batched call gives the bits of single calls, or why not."""
-        if self.fast or not trial.results:
+        if not trial.results:
             return Verdict(DENSE)
+        if chain and self.library is not None and may_chain(trial):
+            if self.fast or self.probes.way(trial, self.cache_dir, self.library):
+                return Verdict(CHAINED)
+        if trial.rows < 2:
+            return Verdict("", ONLY)
+        if self.fast:
+            return Verdict(DENSE)
+        if trial.op == SCALED:
+            return Verdict("", "a chain has other bits here")
         way = self.probes.way(trial, self.cache_dir)
         if way is None:
             return Verdict("", "a device that cannot be probed now")
@@ -71,7 +91,9 @@ def _product(call: Call) -> Product | str:
             else:
                 return "a scale that the step computes"
     (result,) = call.outputs
-    op = call.func._schema.name.removeprefix("aten::")
+    op = SCALED
+    if call.func is not scaled_sum:
+        op = call.func._schema.name.removeprefix("aten::")
     return Product(op, tuple(x.buffer for x in refs), (result,), tuple(scales))
 
 
@@ -94,7 +116,9 @@ def _by_matrix(call: Call) -> Product | str:
     return Product(op, tuple(x.buffer for x in refs), call.outputs, options=options)
 
 
-def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | None:
+def allowed(
+    probes: Probes, config: Config, chains: Chains | None = None
+) -> Callable[[Batch], bool | None] | None:
     """Return a function: does a batch have the bits of single calls right now?
 
     That returns None while no probe can run. Returns None if the bits need not agree.
@@ -105,7 +129,8 @@ def allowed(probes: Probes, config: Config) -> Callable[[Batch], bool | None] | 
     def has(batch: Batch) -> bool | None:
         if not batch.results:
             return True
-        way = probes.way(batch.trial, config.cache_dir)
+        library = chains if batch.way == CHAINED else None
+        way = probes.way(batch.trial, config.cache_dir, library)
         return None if way is None else way == batch.way
 
     return has

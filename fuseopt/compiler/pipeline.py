@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,12 @@ from ..codegen import CppTarget, Source, Target
 from ..codegen.optable import VECTOR_KINDS
 from ..compat.gc_pause import collector_paused
 from ..config import Config
-from ..errors import CannotBuild, ConfigError, EagerOnly
+from ..errors import BuildError, CannotBuild, ConfigError, EagerOnly
 from ..ir.graph import Schedule
 from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
+from ..runtime.chains import SOURCE as CHAINS
+from ..runtime.chains import Chains, is_made_here
 from ..runtime.cpp.table import CppTable, TableFactory
 from ..runtime.executor import DirectExecutor, Executor, Program
 from ..runtime.guards.library import HELPER
@@ -38,6 +41,7 @@ from . import again, batching, dump, logs
 from . import report as reporting
 from .gram_form import with_gram_forms
 from .report import Report
+from .scaled_sums import has_products, with_scaled_sums
 from .session import session
 from .timing import Clock
 
@@ -60,6 +64,7 @@ class Lowered(NamedTuple):
     targets: dict[str, Target]
     places: dict[str, str]
     algorithms: tuple[str, ...] = ()
+    chains: Chains | None = None
 
 
 @collector_paused()
@@ -115,8 +120,8 @@ def plan_graph(
         return Built({**others, **factories}, helper.result(), config.raw_fields)
 
     kernels = _Building(build, clock, lambda: _add_seconds(report, clock))
-    may = batching.allowed(session.probes, config)
-    plan = Plan(lowered.captured, lowered.schedule, kernels, may)
+    may = batching.allowed(session.probes, config, lowered.chains)
+    plan = Plan(lowered.captured, lowered.schedule, kernels, may, lowered.chains)
     if written and config.writes:
         # dumps have the seconds of the build
         wait([helper])
@@ -199,9 +204,12 @@ def _lower(
             check_schedule(captured.graph, scheduled)
             clock.lap("check")
 
-    machine = dataclasses.replace(
-        _machine(config), batching=batching.Products(captured, session.probes, config)
-    )
+    chains = _chains(config) if has_products(captured) else None
+    products = batching.Products(captured, session.probes, config, chains)
+    if chains is not None:
+        captured = with_scaled_sums(captured, products)
+        products.calls = captured.calls
+    machine = dataclasses.replace(_machine(config), batching=products)
     plan = schedule(captured.graph, passed, machine)
     buffers = captured.graph.buffers
     places = {kernel.name: place_of(buffers, kernel) for kernel in plan.kernels}
@@ -211,7 +219,7 @@ def _lower(
         _refuse_vectors(source.text for source in sources.values())
     _refuse_folds(source.text for source in sources.values())
     clock.lap("codegen")
-    return Lowered(captured, plan, sources, targets, places, algorithms)
+    return Lowered(captured, plan, sources, targets, places, algorithms, chains)
 
 
 def _refuse_vectors(texts: Iterable[str]) -> None:
@@ -387,6 +395,17 @@ def _helper(config: Config, built: list[str]) -> ctypes.PyDLL | None:
     except CannotBuild:
         return None
     return ctypes.PyDLL(library._name, handle=library._handle)
+
+
+def _chains(config: Config) -> Chains | None:
+    """Return the library of chains of products; None without a compiler."""
+    try:
+        library = session.builder.load(CHAINS, config.cache_dir, False)
+        compiler = session.builder.compiler_for(CHAINS, False)
+    except (CannotBuild, BuildError):
+        return None
+    key = str(compiler) if isinstance(compiler, Path) else compiler.key(CHAINS, False)
+    return Chains(library, key) if is_made_here(library) else None
 
 
 def _parent(config: Config) -> str:

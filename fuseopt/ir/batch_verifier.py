@@ -20,7 +20,7 @@ from .graph import (
     storage_bytes,
 )
 from .graph_verifier import require
-from .products import Operand
+from .products import CHAINED, Operand
 
 
 def check_batches(
@@ -150,7 +150,8 @@ def _check_stacks(graph: Graph, schedule: Schedule) -> None:
 
 def _check_rows(graph: Graph, batch: Batch, near: Mapping[int, Sequence[int]]) -> None:
     """Check that no row touches memory that another row writes."""
-    require(len(batch.externs) > 1, f"{batch.name}: a batch of one row")
+    several = len(batch.externs) > 1 or batch.way == CHAINED
+    require(several, f"{batch.name}: a batch of one row")
     writer: dict[int, int] = {}
     for row, extern in enumerate(batch.externs):
         require(not extern.ordered, f"{batch.name}: row {row} keeps an order")

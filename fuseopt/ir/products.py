@@ -10,6 +10,7 @@ row writes it straight into the stack, without a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,10 +23,16 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 COPIED, SHARED = -1, -2
 #: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"
+#: Made by generated code without gaps, and in turn with batches that follow it: all of
+#: them for one row, then for the next one.
+CHAINED = "chained"
 
 
+#: A product and what stands around it: `beta * add + (alpha * left) @ right`, with all
+#: roundings of eager.
+SCALED = "scaled_sum"
 #: The ops that are products, two of them of batches of matrices.
-TIMES = ("mm", "addmm", "bmm", "baddbmm")
+TIMES = ("mm", "addmm", "bmm", "baddbmm", SCALED)
 MERGED = ("bmm", "baddbmm")
 #: Constant arguments, by name.
 Options = tuple[tuple[str, object], ...]
@@ -36,8 +43,8 @@ class Product(NamedTuple):
 
     `op`: one of TIMES, or the name of another op of ATen. `operands`, `results`:
     buffers, in the order of the call's arguments and of its results. `scales`: beta and
-    alpha of addmm and baddbmm. `options`: the other arguments of an op that is not in
-    TIMES.
+    alpha of addmm, baddbmm and SCALED. `options`: the other arguments of an op that is
+    not in TIMES.
     """
 
     op: str
@@ -103,7 +110,7 @@ class Trial(NamedTuple):
 class Batch:
     """Independent calls on matrices as one batched call, with a row for each.
 
-    `operands` and `results` give the places of rows. `way`: DENSE or PADDED, see Trial.
+    `operands` and `results` give the places of rows. `way`: DENSE, PADDED or CHAINED.
     """
 
     externs: tuple[Extern, ...]
@@ -138,6 +145,22 @@ class Batch:
         for n in self.trial.results[0].shape:
             count *= n
         return count
+
+
+def chained(steps: Sequence[object]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each row of CHAINED batches among steps."""
+    start = 0
+    while start < len(steps):
+        end = start
+        while end < len(steps) and _is_chained(steps[end]):
+            end += 1
+        if end > start:
+            yield start, end
+        start = max(end, start + 1)
+
+
+def _is_chained(step: object) -> bool:
+    return isinstance(step, Batch) and step.way == CHAINED
 
 
 class Alone(NamedTuple):

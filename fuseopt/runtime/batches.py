@@ -11,9 +11,10 @@ import torch
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
-from ..ir.products import COPIED, TIMES, Operand
+from ..ir.products import CHAINED, COPIED, TIMES, Operand
+from .chains import Chains, batched_in_chain
 from .gathers import Scratch, gather, gathered_bytes, gathers
-from .matrix_calls import batched, each_matrix, results_of
+from .matrix_calls import batched, each_matrix, product_call, results_of
 from .matrix_rows import padded_tensor, rows_of
 from .memory import Layout, Memory
 from .probes import Circumstances, circumstances
@@ -42,7 +43,7 @@ class PreparedBatch:
     that cannot be tried now. Without `allowed` they need not. `stacks` lie where
     `memory` places them, in the arena of a call. Operands that lie apart are copied
     into the `scratch`. `autocast` is its state while the single calls run, None if it
-    was off at capture.
+    was off at capture. `chains` makes batches that are CHAINED.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class PreparedBatch:
         stacks: Sequence[Stack],
         scratch: Scratch,
         autocast: Autocast | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self.scratch = scratch
+        self.chains = chains
         #: the places in the scratch of operands that C copies there, and their end
         self._gathered: dict[int, int] = {}
         self._room = 0
@@ -91,7 +94,7 @@ class PreparedBatch:
     def run(self, memory: Memory) -> None:
         """Run the products on the memory of a call."""
         arena = self._arena_of(memory)
-        now = self._now(memory)
+        now = self.now(memory)
         ready = self._ready
         scratch = self.scratch.of(self._room) if self._room else None
         if (
@@ -102,12 +105,12 @@ class PreparedBatch:
             or ready.scratch is not scratch
         ):
             batch = self.batch
-            scales = [_number(s, memory) for s in batch.scales]
+            scales = self.scales(memory)
             places = self._in_stacks(memory)
             outs = self._outs(places[len(batch.operands) :])
             before: list[Callable[[], object]] = []
             operands = self._operands(memory, places, scratch, before)
-            if operands is None or not self._may(scales, now):
+            if operands is None or not self.may(scales, now):
                 self._singly(memory, scales)
                 return
             last = self._call(operands, outs, scales)
@@ -125,6 +128,10 @@ class PreparedBatch:
             return
         if self._apart:
             self._copy_apart(memory, outs)
+
+    def scales(self, memory: Memory) -> list[float]:
+        """Return beta and alpha of this call."""
+        return [_number(s, memory) for s in self.batch.scales]
 
     def _arena_of(self, memory: Memory) -> torch.Tensor | None:
         """Return the arena of a call; None if nothing of this batch lies in a stack."""
@@ -162,6 +169,11 @@ class PreparedBatch:
     ) -> Callable[[], None]:
         """Return the batched call. Functions are looked up when it runs."""
         batch = self.batch
+        if batch.way == CHAINED:
+            assert self.chains is not None, "a chain needs its library"
+            return functools.partial(
+                batched_in_chain, self.chains, operands, outs[0], scales
+            )
         if batch.op in TIMES:
             arguments = (batch.op, operands, outs[0], scales)
             if self.autocast is None:
@@ -172,7 +184,7 @@ class PreparedBatch:
             return lambda: each_matrix(*each)
         return functools.partial(WithinAutocast(each_matrix, self.autocast), *each)
 
-    def _now(self, memory: Memory) -> Circumstances | None:
+    def now(self, memory: Memory) -> Circumstances | None:
         """Return what the bits of products depend on; None where bits may differ."""
         if self._allowed is not None and memory.circumstances is None:
             memory.circumstances = circumstances()
@@ -199,7 +211,7 @@ class PreparedBatch:
             self._arena, self._views = arena, views
         return views
 
-    def _may(self, scales: Sequence[float], now: Circumstances | None) -> bool:
+    def may(self, scales: Sequence[float], now: Circumstances | None) -> bool:
         """Have the rows the bits of single calls now?"""
         if self._allowed is None or now is None:
             return True
@@ -277,7 +289,7 @@ class PreparedBatch:
         keywords = dict(zip(("beta", "alpha"), scales, strict=False))
 
         def product(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return [getattr(torch, op)(*operands, **keywords)]
+            return [product_call(op)(*operands, **keywords)]
 
         def other(operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             return results_of(op, operands, options)

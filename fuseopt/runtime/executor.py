@@ -18,6 +18,7 @@ import torch
 from ..compat.profiling import profiled, profiler_range
 from ..ir.graph import Batch, Kernel, Run, Step
 from .binding import Binding, bind
+from .chained_batches import ChainedBatches
 from .cpp.table import KernelTable
 from .marks import kernel_name
 from .memory import Memory
@@ -157,6 +158,12 @@ def whole(
         del arena
         return memory
     memory, arena = _ready(bound, tensors, bound.allocated)
+    if plan.in_c and not profiled():
+        calls = _in_c(bound, memory, threads)
+        if calls is not None:
+            at_once([*calls, *then])
+            del arena
+            return memory
     with torch.no_grad(), bound.undo_written(memory) as undo:
         _run(bound, memory, launch, steps[: risk.steps])
         rest = [s for s in steps[risk.steps :] if isinstance(s, (Kernel, Run))]
@@ -164,6 +171,30 @@ def whole(
         at_once([*chain.from_iterable(last), undo.done, *then])
     del arena
     return memory
+
+
+def _in_c(bound: Binding, memory: Memory, threads: int) -> Calls | None:
+    """Return calls of C that run a plan of kernels and chains, which cannot fail.
+
+    Returns None if a chain may not run now.
+    """
+    plan = bound.plan
+    calls: list[Callable[[], object]] = []
+    at = 0
+    while at < len(plan.schedule.steps):
+        step = plan.schedule.steps[at]
+        if isinstance(step, (Kernel, Run)):
+            calls += bound.calls(step, threads)
+            at += 1
+            continue
+        row = plan.series[at]
+        assert isinstance(row, ChainedBatches), "a plan in C has chains alone"
+        found = row.calls(memory)
+        if found is None:
+            return None
+        calls += found
+        at += row.count
+    return calls
 
 
 def _ready(

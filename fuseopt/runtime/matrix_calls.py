@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..compat import bound_op
-from ..ir.products import Options
+from ..ir.products import SCALED, Options
 
 _ATEN = torch.ops.aten
 _NUMBERS = {
@@ -62,6 +62,27 @@ def batched(
     else:
         beta, alpha = scales
         torch.baddbmm(*operands, beta=beta, alpha=alpha, out=out)
+
+
+def scaled_sum(
+    add: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float,
+    alpha: float,
+) -> torch.Tensor:
+    """Compute SCALED as eager does, in several calls."""
+    left = left if alpha == 1 else left * alpha
+    return add * beta + torch.mm(left, right)
+
+
+def product_call(op: str) -> Callable[..., torch.Tensor]:
+    """Return the function of one product, by its op."""
+    found: Callable[..., torch.Tensor] = (
+        scaled_sum if op == SCALED else getattr(torch, op)
+    )
+    return found
 
 
 def each_matrix(

@@ -19,13 +19,16 @@ from ..capture.results import ConstantResult, Leaf, Returned, leaves
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
+from ..ir.products import CHAINED
 from .batches import PreparedBatch
+from .chained_batches import ChainedBatches, chained_batches
+from .chains import Chains
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
 from .gathers import Scratch
 from .guards.sharing import inputs
 from .memory import layout
-from .series import series_of
+from .series import Series, series_of
 from .tables.addresses import positions
 from .tables.host_numbers import CPU
 from .undo import risk_of
@@ -72,6 +75,7 @@ class Plan:
         schedule: Schedule,
         kernels: Kernels,
         allowed: Callable[[Batch], bool | None] | None = None,
+        chains: Chains | None = None,
     ) -> None:
         self.captured = captured
         self.schedule = schedule
@@ -98,8 +102,6 @@ class Plan:
             if isinstance(step, Extern)
         }
         scratch = Scratch()
-        #: products that C calls one after another, by the index of their first step
-        self.series = series_of(steps, self.externs)
         self.batches = {
             batch.externs[0].payload: PreparedBatch(
                 batch,
@@ -109,9 +111,25 @@ class Plan:
                 schedule.stacks,
                 scratch,
                 captured.calls[batch.externs[0].payload].autocast,
+                chains,
             )
             for batch in schedule.batches
         }
+        rows = chained_batches(
+            graph, steps, self.batches, schedule.memory, schedule.stacks, chains
+        )
+        #: what C calls one after another, by the index of the first step
+        self.series: dict[int, Series | ChainedBatches] = {
+            **series_of(steps, self.externs),
+            **rows,
+        }
+        #: true if all steps are kernels on the CPU and chains
+        self.in_c = bool(rows) and all(
+            isinstance(step, (Kernel, Run))
+            or (isinstance(step, Batch) and step.way == CHAINED)
+            for step in steps
+        )
+        self.in_c &= {b.device for b in buffers} == {CPU}
         self.risk = risk_of(graph, schedule, lambda device: device != CPU)
         self.simple = (
             len(steps) == 1

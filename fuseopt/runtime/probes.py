@@ -10,6 +10,7 @@ rows of a batch. `Probes` keeps the answer in the cache, under all that it depen
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import math
@@ -22,12 +23,13 @@ import torch
 
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.products import DENSE, MERGED, PADDED, TIMES, Trial
+from ..ir.products import CHAINED, DENSE, MERGED, PADDED, TIMES, Trial
 from ..locks import new_lock
+from .chains import Chains, batched_in_chain, of_two_rows
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
-from .matrix_calls import batched
+from .matrix_calls import batched, product_call
 from .matrix_rows import Fill, Numbers, filled, padded_tensor, rows_of, same_bits
 from .matrix_trials import rows_agree
 
@@ -110,26 +112,30 @@ class Probes:
         self._known: dict[tuple[Any, ...], str] = {}
         self.tried = 0
 
-    def way(self, trial: Trial, cache_dir: str | None) -> str | None:
-        """Return DENSE, PADDED, or "" where neither call has the bits of single calls.
-        Return None where a device captures a graph, is missing or has no memory left; a
-        later call may find an answer.
+    def way(
+        self, trial: Trial, cache_dir: str | None, chains: Chains | None = None
+    ) -> str | None:
+        """Return DENSE, PADDED, or "" where neither call has the bits of single calls;
+        with `chains` CHAINED, or "". Return None where a device captures a graph, is
+        missing or has no memory left; a later call may find an answer.
         """
+        if chains is not None:
+            trial = of_two_rows(trial)
         now = circumstances()
-        key = (trial, now, cache_dir)
+        key = (trial, now, cache_dir, chains and chains.key)
         with self._lock:
             if key not in self._known:
-                name = _name(trial, now)
+                name = _name(trial, now, chains)
                 found = _kept(cache_dir, name)
                 if found is None:
-                    found = self._found(trial)
+                    found = self._found(trial, chains)
                     if found is None:
                         return None
                     _keep(cache_dir, name, found)
                 self._known[key] = found
             return self._known[key]
 
-    def _found(self, trial: Trial) -> str | None:
+    def _found(self, trial: Trial, chains: Chains | None) -> str | None:
         """Run a trial and return its answer; None where it cannot run."""
         device = torch.device(trial.device)
         if is_remote(device) and (not _is_there(device) or is_capturing(device)):
@@ -137,7 +143,8 @@ class Probes:
         try:
             # a call of the caller's under autocast may be the first to need an answer
             with on(device):
-                found: str = WithinAutocast(_tried, Autocast((device.type,), ()))(trial)
+                tried = WithinAutocast(_tried, Autocast((device.type,), ()))
+                found: str = tried(trial, chains)
         except (torch.OutOfMemoryError, MemoryError):
             return None
         self.tried += 1
@@ -166,13 +173,14 @@ def _of_device(device: str) -> tuple[str, ...]:
     return (*(f"{k} {getattr(properties, k, None)}" for k in PROPERTIES), *versions)
 
 
-def _name(trial: Trial, now: Circumstances) -> str:
+def _name(trial: Trial, now: Circumstances, chains: Chains | None = None) -> str:
     """Return the name of an answer: a hash of all that it depends on."""
     variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
     parts = (
         *(KIND, trial, tuple(now), variables, processor(), os.cpu_count()),
         *(torch.__version__, torch.__config__.show()),
         *_of_device(trial.device),
+        *(() if chains is None else (chains.key,)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -185,7 +193,7 @@ def _kept(cache_dir: str | None, name: str) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     answer, _, again = said.partition(" ")
-    known = answer in ("", DENSE, PADDED) and again == name
+    known = answer in ("", DENSE, PADDED, CHAINED) and again == name
     return answer if known else None
 
 
@@ -206,7 +214,7 @@ def _keep(cache_dir: str | None, name: str, answer: str) -> None:
 # ---------------------------------------------------------------- one trial
 
 
-def _tried(trial: Trial) -> str:
+def _tried(trial: Trial, chains: Chains | None) -> str:
     """Run single calls and batched ones on the same numbers."""
     remote = is_remote(torch.device(trial.device))
     if trial.op not in TIMES:
@@ -214,8 +222,9 @@ def _tried(trial: Trial) -> str:
     batches = trial.op in MERGED
     ways = [DENSE] if batches or remote else [DENSE, PADDED]
     with torch.no_grad():
-        for way in ways:
-            if all(_agree(trial, way, fill, scales) for fill, scales in _rounds(trial)):
+        for way in ways if chains is None else [CHAINED]:
+            made = functools.partial(_agree, trial, way, chains)
+            if all(made(fill, scales) for fill, scales in _rounds(trial)):
                 return way
     return ""
 
@@ -308,7 +317,13 @@ def _special(numbers: Numbers) -> Fill:
     return fill
 
 
-def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> bool:
+def _agree(
+    trial: Trial,
+    way: str,
+    chains: Chains | None,
+    fill: Fill,
+    scales: tuple[float, ...],
+) -> bool:
     """Have all rows of one batched call the bits of their single calls?"""
     dtype, n = NAMED_DTYPES[trial.dtype], trial.rows
     singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
@@ -325,9 +340,12 @@ def _agree(trial: Trial, way: str, fill: Fill, scales: tuple[float, ...]) -> boo
             singles[row].append(single)
         stacked.append(whole)
     out = _out(trial, way, dtype)
-    batched(trial.op, stacked, out, scales)
+    if way == CHAINED and chains is not None:
+        batched_in_chain(chains, stacked, out, scales)
+    else:
+        batched(trial.op, stacked, out, scales)
     rows = rows_of(out, n, len(trial.results[0].shape))
-    call = getattr(torch, trial.op)
+    call = product_call(trial.op)
     keywords = dict(zip(("beta", "alpha"), scales, strict=False))
     return all(
         same_bits(call(*operands, **keywords), rows[row])

@@ -25,16 +25,13 @@ MOST_DECOMPOSED = 1 << 12
 PLACED = 1 << 14
 
 
-def refusal(buffers: Sequence[Buffer], p: Product, rows: int) -> str:
-    """Return why calls like `p` cannot be a batch: they are too large, of another form,
-    or the only one of a kind. `buffers`: of its operands and results.
+def refusal(buffers: Sequence[Buffer], p: Product) -> str:
+    """Return why calls like `p` cannot be a batch: they are too large, or of another
+    form. `buffers`: of its operands and results.
     """
     if any(x.device != buffers[0].device for x in buffers):
         return "its matrices are on several devices"
-    why = _of_product(buffers, p) if p.op in TIMES else _of_matrix(buffers, p)
-    if not why and rows < 2:
-        return "no other product of its kind is ready with it"
-    return why
+    return _of_product(buffers, p) if p.op in TIMES else _of_matrix(buffers, p)
 
 
 def _of_product(buffers: Sequence[Buffer], p: Product) -> str:

@@ -22,6 +22,7 @@ from ..ir.products import (
     COPIED,
     MERGED,
     PADDED,
+    SCALED,
     SHARED,
     TIMES,
     Alone,
@@ -41,6 +42,8 @@ from .passes import Batching, Machine
 #: Bytes between rows of a result that are not adjacent, and their alignment: those of a
 #: single call on the CPU, and on a device. Libraries of devices check 256 bytes.
 GAP, GAP_REMOTE = 64, 256
+#: Why a product is a single call.
+ONLY = "no other product of its kind is ready with it"
 #: Numbers that BLAS treats apart.
 APART = (0.0, 1.0, -1.0)
 
@@ -247,7 +250,7 @@ class _Batcher:
         """Refuse calls that cannot be a batch."""
         p = rows[0].product
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
-        why = refusal(buffers, p, len(rows))
+        why = refusal(buffers, p)
         if why:
             raise _Refused(why)
 
@@ -264,6 +267,8 @@ class _Batcher:
         """Return the Batch of some rows. Raises _Refused."""
         p = rows[0].product
         self._check(rows)
+        if len(rows) < 2 and not self.batching.chains:
+            raise _Refused(ONLY)
         new: dict[tuple[int, ...], Stack] = {}
         operands = [
             self._operand(
@@ -273,6 +278,9 @@ class _Batcher:
         ]
         if not p.results and any(x.stack < 0 for x in operands):
             raise _Refused("what it checks is in no batch")
+        in_stacks = all(x.stack >= 0 for x in operands)
+        if len(rows) < 2 and not in_stacks:
+            raise _Refused(ONLY)
         results = [*zip(*(r.product.results for r in rows), strict=True)]
         outs = [self.graph.buffers[b] for b in p.results]
         first = self.graph.buffers[p.operands[-1]]
@@ -284,9 +292,12 @@ class _Batcher:
             tuple(map(_kind, p.scales)),
             p.options,
         )
-        dense = [self._made(column, p.op in TIMES) for column in results]
+        # generated code writes a transposed result too
+        contiguous = p.op in TIMES and p.op != SCALED
+        dense = [self._made(column, contiguous) for column in results]
         apart = [self._apart(column) for column in results]
-        verdict = self.batching.verdict(trial)
+        chain = p.op == SCALED or (in_stacks and not any(apart))
+        verdict = self.batching.verdict(trial, chain)
         if not verdict.way:
             raise _Refused(verdict.why)
         for storages, stack in new.items():
@@ -351,7 +362,7 @@ class _Batcher:
         """
         x = self.graph.buffers[buffers[0]]
         storages = tuple(map(self._storage, buffers))
-        if len(set(buffers)) == 1:
+        if len(buffers) > len(set(buffers)) == 1:
             return _merged(buffers, x, SHARED, 0, 0, merged)
         places = [self.place.get(s) for s in storages]
         if None not in places and places[0] is not None:

@@ -27,6 +27,7 @@ from ..ir.graph import (
     Step,
     storage_bytes,
 )
+from ..ir.products import chained
 from .dependencies import CPU
 from .passes import Machine, goes_by_blocks
 
@@ -112,7 +113,7 @@ def _free(
     touched = dict.fromkeys(
         s for k in schedule.kernels for s in _of_kernel(graph, k) if s in members
     )
-    called = {s for x in schedule.steps if _calls(x) for s in _of_step(graph, x)} | {
+    called = {s for x in schedule.steps if _calls(x) for s in storages_of(graph, x)} | {
         graph.buffers[b].storage for b in graph.outputs
     }
     seen = called | plan.returned
@@ -136,8 +137,9 @@ def _with_stacks_of(
     }
     used: dict[int, tuple[int, int]] = {}
     for i, step in enumerate(schedule.steps):
-        for k in {stack_of[s] for s in _of_step(graph, step) if s in stack_of}:
+        for k in {stack_of[s] for s in storages_of(graph, step) if s in stack_of}:
             used[k] = used.get(k, (i, i))[0], i
+    used = _through_chains(schedule, used)
     offsets = dict(plan.offsets)
     begin = size = -(-plan.size // align) * align
     there: list[tuple[int, int, int]] = []  # first byte, end, last step
@@ -160,6 +162,24 @@ def _with_stacks_of(
     )
 
 
+def _through_chains(
+    schedule: Schedule, used: dict[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Return the first and last steps that need each stack.
+
+    Chained batches run row by row, so a stack that they share with other steps is
+    needed from the first of them to the last.
+    """
+    found = dict(used)
+    for start, end in chained(schedule.steps):
+        for k, (first, last) in used.items():
+            inside = start <= first and last < end
+            if not inside and first < end and last >= start:
+                first, last = min(found[k][0], start), max(found[k][1], end - 1)
+                found[k] = first, last
+    return found
+
+
 def _freed(
     graph: Graph,
     schedule: Schedule,
@@ -173,7 +193,7 @@ def _freed(
     """
     last: dict[int, int] = {}
     for i, step in enumerate(schedule.steps):
-        last.update(dict.fromkeys(_of_step(graph, step), i))
+        last.update(dict.fromkeys(storages_of(graph, step), i))
     kept = {graph.buffers[b].storage for b in graph.outputs}
     freed: list[list[int]] = [[] for _ in schedule.steps]
     for s, i in last.items():
@@ -192,7 +212,7 @@ def _with_arena(
     """Return the plan with an arena for the temps that only kernels touch."""
     users: dict[int, list[Step]] = {}
     for step in schedule.steps:
-        for s in _of_step(graph, step):
+        for s in storages_of(graph, step):
             users.setdefault(s, []).append(step)
     free = _free(graph, schedule, members, plan)
     offsets = dict(plan.offsets)
@@ -243,7 +263,7 @@ def _calls(step: Step) -> bool:
     return isinstance(step, (Extern, Batch))
 
 
-def _of_step(graph: Graph, step: Step) -> dict[int, None]:
+def storages_of(graph: Graph, step: Step) -> dict[int, None]:
     """Return the storages that a step touches, in order."""
     if isinstance(step, (Extern, Batch)):
         values = (*step.reads, *step.writes)

@@ -26,10 +26,12 @@ class Batching(Protocol):
 
     `bytes`: the most bytes of one operand of a batch; what has more is several batches.
     `places`: true if results of single products may lie in the arena, for calls from C.
+    `chains`: true if one product may be a chain.
     """
 
     bytes: int
     places: bool
+    chains: bool
 
     def product(self, payload: int) -> Product | str:
         """Return the product that an ATen call computes.
@@ -37,8 +39,8 @@ class Batching(Protocol):
         Returns the reason if it cannot be batched, and "" if it is no product.
         """
 
-    def verdict(self, trial: Trial) -> Verdict:
-        """Return whether these products may be one call."""
+    def verdict(self, trial: Trial, chain: bool) -> Verdict:
+        """Return whether these products may be one call; `chain`: also CHAINED."""
 
 
 @dataclass(frozen=True)

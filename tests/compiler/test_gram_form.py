@@ -128,7 +128,9 @@ def test_products_are_counted() -> None:
     pair = Pair(LoopMuon, [(12, 40)] * 4, torch.float32, numerics="fast")
     near(pair, 1e-4)
     found = pair.report.batches
-    assert sum(b.calls for b in found) == pair.calls() == PRODUCTS
+    assert sum(b.calls for b in found) == PRODUCTS
+    # C makes the others
+    assert pair.calls() == sum(b.calls for b in found if b.way != "chained")
     assert sum(b.calls for b in found if "40" in b.matrices) == 2
     assert pair.report.alone == []
 

@@ -294,7 +294,7 @@ def test_fast_batches_what_has_other_bits() -> None:
 
 
 def test_an_error_in_a_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(LoopMuon, WHOLE)
+    pair = Pair(LoopMuon, WHOLE, torch.bfloat16)
     pair.run(2)
     done: list[str] = []
 

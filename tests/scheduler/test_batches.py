@@ -23,7 +23,7 @@ class Products(GraphBuilder):
         super().__init__()
         self.way = way
         self.bytes = 1 << 26
-        self.places = False
+        self.places = self.chains = False
         self.products: dict[int, Product | str] = {}
         self.trials: list[Trial] = []
 
@@ -51,7 +51,7 @@ class Products(GraphBuilder):
     def product(self, payload: int) -> Product | str:
         return self.products.get(payload, "")
 
-    def verdict(self, trial: Trial) -> Verdict:
+    def verdict(self, trial: Trial, chain: bool) -> Verdict:
         self.trials.append(trial)
         return Verdict(self.way, "" if self.way else "other bits")
 

@@ -34,6 +34,7 @@ import fuseopt
 from fuseopt.cli.trial import Trial
 from fuseopt.codegen import Source
 from fuseopt.compiler.session import session
+from fuseopt.runtime.chains import SOURCE as CHAINS
 from fuseopt.runtime.cpp import prebuilt
 from fuseopt.runtime.cpp.toolchain import find_compiler, flags_of
 from fuseopt.runtime.guards.library import HELPER
@@ -229,7 +230,7 @@ def _tails(name: str, made: Any, options: dict[str, Any]) -> Iterator[Step]:
 
 def collected(wanted: Iterable[Step]) -> dict[str, Source]:
     """The sources that the steps ask for, each once, by text."""
-    found = {HELPER.text: HELPER}
+    found = {source.text: source for source in (HELPER, CHAINS)}
     load = session.builder.load
 
     def noted(source: Source, *args: Any, **kwargs: Any) -> Any:

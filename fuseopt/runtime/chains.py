@@ -1,0 +1,193 @@
+"""Chains of products of small matrices: one call of C for all products of all rows.
+
+Generated code makes products with the sums' order of BLAS (cpp/chains.h), where a probe
+finds eager's bits. Batches that follow each other in this way are a chain: C makes all
+products of one row, then those of the next. What only the chain reads never leaves the
+cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..codegen import Source
+from ..codegen.cpp.structs import fields
+from ..ir.products import SCALED, Layout, Trial
+from .tables.host_numbers import CPU
+from .tables.words import HelperCall
+
+TEXT = (Path(__file__).parent / "cpp" / "chains.h").read_text("utf-8")
+SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
+#: The ops of a chain, and its dtypes.
+OPS, DTYPES = ("mm", "bmm", SCALED), ("f32", "f64")
+#: Rows of a trial.
+ROWS = 2
+#: Terms that BLAS adds up before it begins another sum.
+BLOCK = 256
+#: Bytes of two vectors, which a row of a panel has.
+_PANEL = 2 * 64
+#: What the rooms of threads begin at, and how far they are apart.
+_ALIGNED, _APART = 64, 4096
+#: The bytes from row to row of what lies in the room of a thread.
+_IN_ROOM = -1
+
+
+class ProductChain(ctypes.Structure):
+    """Products that C makes for each row in turn."""
+
+    _fields_ = fields(TEXT, "ProductChain")
+
+
+class Chains(NamedTuple):
+    """The library that makes chains. `key` names it, with its compiler and flags."""
+
+    library: ctypes.CDLL
+    key: str
+
+
+def of_two_rows(trial: Trial) -> Trial:
+    """Return a trial of two rows that decides for any number of rows.
+
+    A chain computes each row by itself, wherever it lies.
+    """
+    stacked: list[Layout] = []
+    for shape, stride, offset in trial.stacked:
+        last = sum((n - 1) * s for n, s in zip(shape[1:], stride[1:], strict=True))
+        count = shape[0] // trial.rows * ROWS
+        step = last + 1 if stride[0] else 0
+        stacked.append(((count, *shape[1:]), (step, *stride[1:]), offset))
+    return trial._replace(rows=ROWS, stacked=tuple(stacked))
+
+
+def is_made_here(library: ctypes.CDLL) -> bool:
+    """Has this processor the instructions of a library of chains?"""
+    nothing = ProductChain()
+    call = HelperCall(nothing, library.fuseopt_chain, {}, (), ctypes.c_int64)
+    return bool(call())
+
+
+class Place(NamedTuple):
+    """Place of a matrix: its address in the first row, or its offset in the room.
+
+    `step` is the bytes from row to row, `stride` has its strides in elements.
+    """
+
+    at: int
+    step: int
+    stride: tuple[int, int]
+
+
+class Step(NamedTuple):
+    """One product of a chain, of m x k and k x n; see SCALED."""
+
+    size: tuple[int, int, int]
+    out: Place
+    add: Place | None
+    left: Place
+    right: Place
+    beta: float
+    alpha: float
+
+
+def may_chain(trial: Trial) -> bool:
+    """May products of this kind be in a chain?"""
+    (result,) = trial.results if len(trial.results) == 1 else (None,)
+    return (
+        result is not None
+        and trial.op in OPS
+        and trial.dtype in DTYPES
+        and trial.device == CPU
+        and 1 in result.stride[-2:]
+    )
+
+
+def place_of(t: torch.Tensor) -> Place:
+    """Return the place of a batch's matrices."""
+    step, *stride = t.stride()
+    return Place(t.data_ptr(), step * t.itemsize, (stride[0], stride[1]))
+
+
+def in_room(at: int, stride: tuple[int, int]) -> Place:
+    """Return the place of a matrix that one thread needs for one row."""
+    return Place(at, _IN_ROOM, stride)
+
+
+def step_of(
+    size: tuple[int, int, int],
+    operands: Sequence[Place],
+    out: Place,
+    scales: Sequence[float],
+) -> Step:
+    """Return a product of these operands, in the order of the call's arguments."""
+    *add, left, right = operands
+    beta, alpha = scales or (0.0, 1.0)
+    return Step(size, out, add[0] if add else None, left, right, beta, alpha)
+
+
+def chain_call(
+    chains: Chains, rows: int, itemsize: int, steps: Sequence[Step], local: int
+) -> Callable[[int], HelperCall]:
+    """Return a function: a number of threads -> a call of C with them. `local`: the
+    bytes of the room that each thread needs for what the chain alone reads.
+    """
+    words, scales = array("q"), array("d")
+    copied = 0
+    for x in steps:
+        words.extend(x.size)
+        for place in (x.out, x.add, x.left, x.right):
+            words.extend((0, 0, 0, 0) if place is None else _words(place))
+        scales.extend((x.beta, x.alpha))
+        m, n, k = x.size
+        panels = (BLOCK + 2 * max(m, n)) * _PANEL
+        copied = max(copied, panels + (m * k + 16) * itemsize)
+    struct = ProductChain(rows, len(steps), itemsize, BLOCK)
+    struct.local = local
+    struct.room = -(-(local + copied) // _APART) * _APART
+    memory = _Rooms()
+    function = chains.library.fuseopt_chain
+    arrays: dict[str, array[Any]] = {"words": words, "scales": scales}
+    run = HelperCall(struct, function, arrays, (), ctypes.c_int64)
+
+    def with_threads(threads: int) -> HelperCall:
+        struct.threads = threads = min(threads, rows)
+        struct.memory = memory.of(threads * struct.room)
+        return run
+
+    return with_threads
+
+
+class _Rooms:
+    """Memory of the threads of a chain, the same in each call if it is enough."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def of(self, size: int) -> int:
+        """Return the address of at least so many bytes, aligned to _ALIGNED."""
+        memory = self._memory
+        if memory is None or memory.numel() < size + _ALIGNED:
+            memory = self._memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
+        return -(-memory.data_ptr() // _ALIGNED) * _ALIGNED
+
+
+def _words(x: Place) -> tuple[int, int, int, int]:
+    return (x.at, x.step, *x.stride)
+
+
+def batched_in_chain(
+    chains: Chains,
+    operands: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    scales: Sequence[float],
+) -> None:
+    """Make one product of each row, as a chain of one."""
+    size = (out.shape[1], out.shape[2], operands[-1].shape[1])
+    step = step_of(size, [*map(place_of, operands)], place_of(out), scales)
+    call = chain_call(chains, len(out), out.itemsize, [step], 0)
+    call(torch.get_num_threads())()

@@ -1,0 +1,312 @@
+// Chains of products of small matrices on the CPU. All products of a row are made in
+// turn, so that the cache has what one product makes when the next one reads it.
+//
+// A sum has the order that BLAS has for float numbers: blocks of `block` terms, each in
+// the order of k. A block is added up from zero by fused multiplications and additions.
+// The blocks are then added. A probe compares the bits with those of BLAS.
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define CHAIN_BYTES 64
+#define CHAIN_HEIGHT 8
+#elif defined(__AVX2__) && defined(__FMA__)
+#define CHAIN_BYTES 32
+#define CHAIN_HEIGHT 6
+#elif defined(__aarch64__)
+#define CHAIN_BYTES 16
+#define CHAIN_HEIGHT 8
+#endif
+
+// A right matrix is copied to a panel if so many bytes lie between its rows, and if the
+// product has so many rows.
+#define CHAIN_FAR 1024
+#define CHAIN_ROWS 32
+
+// Words of one place. First its address, or the offset in the room of a thread. Then
+// the bytes from one row of the batch to the next, -1 in that room. Then its strides.
+enum { PLACE = 4, OUT = 3, ADD = 7, LEFT = 11, RIGHT = 15, CHAIN_WORDS = 19 };
+
+// Products out = beta * add + (alpha * left) @ right. `words` of each: m, n, k, then
+// the places of out, add (0 without one), left and right. `scales` of each: beta,
+// alpha.
+struct ProductChain {
+  int64_t rows, count, bytes, block, threads;
+  int64_t local;  // bytes for what the chain alone reads, of each thread
+  int64_t room;   // bytes of each thread in all; the rest is for copied operands
+  char* memory;   // the room of all threads
+  const int64_t* words;
+  const double* scales;
+};
+
+#if defined(CHAIN_BYTES)
+#if defined(__clang__)
+#define CHAIN_FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#else
+#define CHAIN_FMA(a, b, c) ((a) * (b) + (c))
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+template <int Size> struct ChainInt {
+  typedef int64_t I;
+};
+template <> struct ChainInt<4> {
+  typedef int32_t I;
+};
+
+template <class T> struct Matrix {
+  T* at;
+  int64_t m, n;  // strides in elements
+};
+
+template <class T> struct Products {
+  enum { L = CHAIN_BYTES / sizeof(T) };
+  typedef T V __attribute__((vector_size(CHAIN_BYTES)));
+  typedef T U __attribute__((vector_size(CHAIN_BYTES), aligned(sizeof(T)), may_alias));
+
+  // How a tile ends. Sums of a later block are added to what `out` has (`more`). The
+  // last block adds beta times `add`, unless that is null.
+  struct End {
+    bool more;
+    const T* add;
+    int64_t add_m, add_n;
+    T beta;
+  };
+
+  // Writes R rows and W vectors of a product with a panel `b`, whose columns are
+  // adjacent.
+  template <int R, int W>
+  static __attribute__((noinline)) void tile(int64_t k, const T* a, int64_t am,
+                                             int64_t ak, const T* b, int64_t bk, T* out,
+                                             int64_t om, const End& end) {
+    V s[R][W];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) s[r][w] = V{};
+    for (int64_t i = 0; i < k; ++i) {
+      V y[W];
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w) y[w] = *(const U*)(b + w * L);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        V x = a[r * am] - V{};  // minus zero changes no bit; plus zero would
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) s[r][w] = CHAIN_FMA(x, y[w], s[r][w]);
+      }
+      a += ak;
+      b += bk;
+    }
+    for (int r = 0; r < R; ++r)
+      for (int w = 0; w < W; ++w) {
+        U* to = (U*)(out + r * om + w * L);
+        V x = end.more ? *to + s[r][w] : s[r][w];
+        if (end.add) {
+          const T* from = end.add + r * end.add_m + w * L * end.add_n;
+          V y;
+          if (end.add_n == 1) {
+            y = *(const U*)from;
+          } else {
+            for (int j = 0; j < L; ++j) y[j] = from[j * end.add_n];
+          }
+          y = y * end.beta;
+          __asm__("" : "+m"(y));  // two roundings, as eager has
+          *to = y + x;
+        } else {
+          *to = x;
+        }
+      }
+  }
+
+  static void move(const T*& a, int64_t am, T*& out, int64_t om, End& end, int r) {
+    a += r * am, out += r * om;
+    if (end.add) end.add += r * end.add_m;
+  }
+
+  // Writes m rows of W vectors.
+  template <int W> static void column(int64_t m, int64_t k, const T* a, int64_t am,
+                                      int64_t ak, const T* b, int64_t bk, T* out,
+                                      int64_t om, End end) {
+    for (; m >= CHAIN_HEIGHT; m -= CHAIN_HEIGHT) {
+      tile<CHAIN_HEIGHT, W>(k, a, am, ak, b, bk, out, om, end);
+      move(a, am, out, om, end, CHAIN_HEIGHT);
+    }
+    for (; m >= 4; m -= 4) {
+      tile<4, W>(k, a, am, ak, b, bk, out, om, end);
+      move(a, am, out, om, end, 4);
+    }
+    for (; m > 0; --m) {
+      tile<1, W>(k, a, am, ak, b, bk, out, om, end);
+      move(a, am, out, om, end, 1);
+    }
+  }
+
+  // Writes a k x width panel whose columns are adjacent; columns from w on are zero.
+  static __attribute__((noinline)) void pack(int64_t k, Matrix<T> b, int64_t w,
+                                             int64_t width, T* to) {
+    int64_t i = 0;
+    if (b.n == 1 && w == width)
+      for (; i < k; ++i)
+        for (int64_t h = 0; h < width; h += L)
+          *(U*)(to + i * width + h) = *(const U*)(b.at + i * b.m + h);
+#if !defined(__clang__)
+    if (b.m == 1 && w == width) {
+      typedef typename ChainInt<sizeof(T)>::I I;
+      typedef I M __attribute__((vector_size(CHAIN_BYTES)));
+      for (; i + L <= k; i += L)
+        for (int64_t h = 0; h < width; h += L) {
+          V v[L];
+#pragma GCC unroll 16
+          for (int j = 0; j < L; ++j) v[j] = *(const U*)(b.at + i + (h + j) * b.n);
+#pragma GCC unroll 4
+          for (int d = 1; d < L; d *= 2) {
+            M low, high;
+#pragma GCC unroll 16
+            for (int j = 0; j < L; ++j) {
+              low[j] = j & d ? L + j - d : j;
+              high[j] = j & d ? L + j : j + d;
+            }
+#pragma GCC unroll 16
+            for (int j = 0; j < L; ++j)
+              if (!(j & d)) {
+                V x = v[j], y = v[j + d];
+                v[j] = __builtin_shuffle(x, y, low);
+                v[j + d] = __builtin_shuffle(x, y, high);
+              }
+          }
+#pragma GCC unroll 16
+          for (int j = 0; j < L; ++j) *(U*)(to + (i + j) * width + h) = v[j];
+        }
+    }
+#endif
+    for (; i < k; ++i)
+      for (int64_t j = 0; j < width; ++j)
+        to[i * width + j] = j < w ? b.at[i * b.m + j * b.n] : T(0);
+  }
+
+  // The columns from j on, as many as W vectors have.
+  template <int W> static void columns(int64_t j, int64_t m, int64_t n, int64_t k,
+                                       const T* a, int64_t am, int64_t ak, Matrix<T> b,
+                                       Matrix<T> out, End end, int64_t block, T* room) {
+    const int64_t width = W * L, w = n - j < width ? n - j : width;
+    b.at += j * b.n;
+    if (end.add) end.add += j * end.add_n;
+    // rows far apart fall on few lines of the cache
+    bool far = b.m * int64_t(sizeof(T)) >= CHAIN_FAR && m >= CHAIN_ROWS;
+    if (b.n != 1 || w < width || far) {
+      pack(k, b, w, width, room);
+      b.at = room, b.m = width;
+    }
+    if (w == width) {
+      column<W>(m, k, a, am, ak, b.at, b.m, out.at + j, out.m, end);
+      return;
+    }
+    // a narrow panel is computed beside, with what it adds
+    T* narrow = room + block * 2 * L;
+    T* added = narrow + m * width;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t x = 0; x < width; ++x) {
+        bool in = x < w;
+        narrow[i * width + x] = in && end.more ? out.at[i * out.m + j + x] : T(0);
+        if (end.add)
+          added[i * width + x] = in ? end.add[i * end.add_m + x * end.add_n] : T(0);
+      }
+    if (end.add) end.add = added, end.add_m = width, end.add_n = 1;
+    column<W>(m, k, a, am, ak, b.at, b.m, narrow, width, end);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t x = 0; x < w; ++x) out.at[i * out.m + j + x] = narrow[i * width + x];
+  }
+
+  // One product of one row; `out` has adjacent columns.
+  static void one(int64_t m, int64_t n, int64_t k, Matrix<T> out, Matrix<T> add,
+                  Matrix<T> left, Matrix<T> right, T beta, int64_t block, T* room) {
+    // sums of x * y and y * x are the same: half of a symmetric product is copied
+    bool same = !add.at && left.at == right.at && m == n && left.m == right.n &&
+                left.n == right.m;
+    for (int64_t from = 0; from < k; from += block) {
+      int64_t part = k - from < block ? k - from : block;
+      const T* a = left.at + from * left.n;
+      Matrix<T> b = {right.at + from * right.m, right.m, right.n};
+      End end = {from > 0, from + part == k ? add.at : 0, add.m, add.n, beta};
+      for (int64_t j = 0; j < n;) {
+        bool two = n - j > L;
+        int64_t width = two ? 2 * L : L;
+        int64_t high = same && j + width < m ? j + width : m;
+        if (two) {
+          columns<2>(j, high, n, part, a, left.m, left.n, b, out, end, block, room);
+        } else {
+          columns<1>(j, high, n, part, a, left.m, left.n, b, out, end, block, room);
+        }
+        j += width;
+      }
+    }
+    if (!same) return;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < i / (2 * L) * (2 * L); ++j)
+        out.at[i * out.m + j] = out.at[j * out.m + i];
+  }
+
+  static Matrix<T> place(const int64_t* w, int64_t row, char* local) {
+    char* at = w[1] < 0 ? local + w[0] : (char*)w[0] + row * w[1];
+    return {w[0] || w[1] ? (T*)at : 0, w[2], w[3]};
+  }
+
+  // A copy of a matrix, times a number.
+  static Matrix<T> times(Matrix<T> x, int64_t m, int64_t n, T number, T* to) {
+    bool turned = x.m == 1 && x.n != 1;
+    int64_t rows = turned ? n : m, columns = turned ? m : n;
+    int64_t from = turned ? x.n : x.m, step = turned ? x.m : x.n;
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        to[i * columns + j] = x.at[i * from + j * step] * number;
+    if (turned) return {to, 1, columns};
+    return {to, columns, 1};
+  }
+
+  static Matrix<T> turned(Matrix<T> x) { return {x.at, x.n, x.m}; }
+
+  static void row(const ProductChain* c, int64_t row, char* memory) {
+    T* room = (T*)(memory + c->local);
+    for (int64_t i = 0; i < c->count; ++i) {
+      const int64_t* w = c->words + i * CHAIN_WORDS;
+      int64_t m = w[0], n = w[1], k = w[2];
+      Matrix<T> out = place(w + OUT, row, memory), add = place(w + ADD, row, memory);
+      Matrix<T> left = place(w + LEFT, row, memory);
+      Matrix<T> right = place(w + RIGHT, row, memory);
+      T beta = c->scales[2 * i], alpha = c->scales[2 * i + 1];
+      T* rest = room;
+      if (alpha != T(1)) {
+        left = times(left, m, k, alpha, room);
+        rest += (m * k + 15) / 16 * 16;
+      }
+      if (out.n == 1 || n == 1)
+        one(m, n, k, out, add, left, right, beta, c->block, rest);
+      else  // the transposed product has adjacent columns
+        one(n, m, k, turned(out), turned(add), turned(right), turned(left), beta,
+            c->block, rest);
+    }
+  }
+
+  static int64_t run(const ProductChain* c) {
+    int64_t n = c->threads;
+#pragma omp parallel for num_threads(n) if (n > 1) schedule(static)
+    for (int64_t t = 0; t < n; ++t)
+      for (int64_t r = c->rows * t / n; r < c->rows * (t + 1) / n; ++r)
+        row(c, r, c->memory + t * c->room);
+    return 1;
+  }
+};
+
+#if !defined(__clang__)
+#pragma GCC pop_options
+#endif
+#endif
+
+// Computes all rows; returns 0 where this processor lacks the instructions.
+extern "C" int64_t fuseopt_chain(const ProductChain* c) {
+#if defined(CHAIN_BYTES)
+  return c->bytes == 4 ? Products<float>::run(c) : Products<double>::run(c);
+#else
+  return 0;
+#endif
+}
