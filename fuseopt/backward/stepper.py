@@ -176,6 +176,9 @@ class Stepper:
             for p in ready:
                 p.grad = None
 
+    def wait(self) -> None:
+        """Do nothing: a step is done when its call returns."""
+
     def _prove_again(self) -> None:
         """Prove the step when it is retraced, since older proofs may be of other
         code.

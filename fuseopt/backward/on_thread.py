@@ -1,0 +1,107 @@
+"""Step buckets on a second thread, beside the backward."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+
+class Steps(Protocol):
+    """Steps of some parameters of an optimizer: see `Stepper`.
+
+    `kept` is the number of sets of lanes that are kept.
+    """
+
+    kept: int
+
+    def refresh(self) -> None:
+        """Read the kinds of parameters, and prove the step for new ones."""
+
+    def forget(self) -> None:
+        """Release what was compiled for a state that has been replaced."""
+
+    def step(self, params: Sequence[torch.Tensor]) -> None:
+        """Step the parameters that have a gradient, and free it."""
+
+    def wait(self) -> None:
+        """Return when all steps are done; raise the error of one that failed."""
+
+
+class OnThread:
+    """Steps that run on a thread, in the order of the calls.
+
+    A thread that reads or writes the parameters calls `wait` first. If a step fails,
+    those after it are left out until `wait` has raised its error: their gradients stay.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._pool: ThreadPoolExecutor | None = None
+        #: the process that made the pool: a forked one has not its thread
+        self._process = 0
+        self._thread = 0
+        self._failed = False
+        self._waiting: list[Future[None]] = []
+
+    @property
+    def kept(self) -> int:
+        """Return the number of sets of lanes that are kept."""
+        return self._steps.kept
+
+    @kept.setter
+    def kept(self, n: int) -> None:
+        self._steps.kept = n
+
+    def refresh(self) -> None:
+        """See Steps."""
+        self.wait()
+        self._steps.refresh()
+
+    def forget(self) -> None:
+        """See Steps."""
+        self.wait()
+        self._steps.forget()
+
+    def step(self, params: Sequence[torch.Tensor]) -> None:
+        """Begin to step the parameters that have a gradient."""
+        if all(p.grad is None for p in params):
+            return
+        if self._pool is None or self._process != os.getpid():
+            self._pool = ThreadPoolExecutor(1, "fuseopt-step")
+            self._process, self._failed = os.getpid(), False
+            self._waiting = []
+        self._waiting.append(self._pool.submit(self._run, params))
+
+    def _run(self, params: Sequence[torch.Tensor]) -> None:
+        self._thread = threading.get_ident()
+        if self._failed:
+            return
+        try:
+            self._steps.step(params)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def settle(self) -> None:
+        """Return when all steps have ended; leave errors to `wait`. On the thread
+        itself, do nothing.
+        """
+        if self._process == os.getpid() and self._thread != threading.get_ident():
+            for step in [*self._waiting]:
+                step.exception()
+
+    def wait(self) -> None:
+        """Return when all steps are done; raise the first error."""
+        if self._process != os.getpid() or self._thread == threading.get_ident():
+            self._steps.wait()
+            return
+        self.settle()
+        waiting, self._waiting, self._failed = self._waiting, [], False
+        self._steps.wait()
+        for step in waiting:
+            step.result()
