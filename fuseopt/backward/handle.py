@@ -328,6 +328,8 @@ class InBackward(Optimizer):
     def _end(self, ended: _Pass) -> None:
         """End a backward: step the gradients in buckets that did not fill."""
         with self._lock:
+            # before this thread reads gradients that another one may set to None
+            self._stepper.wait()
             for bucket in ended.buckets:
                 self._stepper.step(bucket)
             self._stepper.wait()

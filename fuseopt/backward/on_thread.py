@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -47,6 +49,7 @@ class OnThread:
         self._thread = 0
         self._failed = False
         self._waiting: list[Future[None]] = []
+        self._next: collections.deque[Sequence[torch.Tensor]] = collections.deque()
 
     @property
     def kept(self) -> int:
@@ -75,10 +78,14 @@ class OnThread:
             self._pool = ThreadPoolExecutor(1, "fuseopt-step")
             self._process, self._failed = os.getpid(), False
             self._waiting = []
-        self._waiting.append(self._pool.submit(self._run, params))
+            self._next.clear()
+        self._next.append(params)
+        self._waiting.append(self._pool.submit(_run, weakref.ref(self)))
 
-    def _run(self, params: Sequence[torch.Tensor]) -> None:
+    def run_next(self) -> None:
+        """Step the bucket that waits longest, on the thread."""
         self._thread = threading.get_ident()
+        params = self._next.popleft()
         if self._failed:
             return
         try:
@@ -105,3 +112,12 @@ class OnThread:
         self._steps.wait()
         for step in waiting:
             step.result()
+
+
+def _run(of: weakref.ref[OnThread]) -> None:
+    """Step the next bucket, unless the optimizer is gone. The pool's thread may keep
+    the arguments of its last call.
+    """
+    steps = of()
+    if steps is not None:
+        steps.run_next()
