@@ -16,10 +16,11 @@ import torch
 class Steps(Protocol):
     """Steps of some parameters of an optimizer: see `Stepper`.
 
-    `kept` is the number of sets of lanes that are kept.
+    `kept` is the number of sets of lanes that are kept. `frees`: free the gradients.
     """
 
     kept: int
+    frees: bool
 
     def refresh(self) -> None:
         """Read the kinds of parameters, and prove the step for new ones."""
@@ -28,7 +29,7 @@ class Steps(Protocol):
         """Release what was compiled for a state that has been replaced."""
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
-        """Step the parameters that have a gradient, and free it."""
+        """Step the parameters that have a gradient, and free it if `frees`."""
 
     def wait(self) -> None:
         """Return when all steps are done; raise the error of one that failed."""
@@ -39,10 +40,16 @@ class OnThread:
 
     A thread that reads or writes the parameters calls `wait` first. If a step fails,
     those after it are left out until `wait` has raised its error: their gradients stay.
+
+    The threads of the backward free gradients, with the next bucket. A hook that reads
+    one while another thread frees it would crash.
     """
+
+    frees = True
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+        steps.frees = False
         self._pool: ThreadPoolExecutor | None = None
         #: the process that made the pool: a forked one has not its thread
         self._process = 0
@@ -50,6 +57,8 @@ class OnThread:
         self._failed = False
         self._waiting: list[Future[None]] = []
         self._next: collections.deque[Sequence[torch.Tensor]] = collections.deque()
+        #: those that are stepped and have gradients
+        self._done: collections.deque[Sequence[torch.Tensor]] = collections.deque()
 
     @property
     def kept(self) -> int:
@@ -72,6 +81,7 @@ class OnThread:
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
         """Begin to step the parameters that have a gradient."""
+        self._free()
         if all(p.grad is None for p in params):
             return
         if self._pool is None or self._process != os.getpid():
@@ -79,6 +89,7 @@ class OnThread:
             self._process, self._failed = os.getpid(), False
             self._waiting = []
             self._next.clear()
+            self._done.clear()
         self._next.append(params)
         self._waiting.append(self._pool.submit(_run, weakref.ref(self)))
 
@@ -90,6 +101,7 @@ class OnThread:
             return
         try:
             self._steps.step(params)
+            self._done.append(params)
         except BaseException:
             self._failed = True
             raise
@@ -101,6 +113,13 @@ class OnThread:
         if self._process == os.getpid() and self._thread != threading.get_ident():
             for step in [*self._waiting]:
                 step.exception()
+            self._free()
+
+    def _free(self) -> None:
+        """Free the gradients of buckets that are stepped."""
+        while self._done:
+            for p in self._done.popleft():
+                p.grad = None
 
     def wait(self) -> None:
         """Return when all steps are done; raise the first error."""

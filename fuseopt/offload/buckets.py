@@ -43,6 +43,7 @@ class MasterSteps:
     def __init__(self, of: Stepped, join: Callable[[], None]) -> None:
         self._of, self._join = of, join
         self.kept = 0
+        self.frees = True
         #: one thread at a time
         self.lock = new_rlock()
         self._function, refusal = function_of(of.optimizer)
@@ -112,13 +113,13 @@ class MasterSteps:
         self._layout = None
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
-        """Step the parameters that have a gradient, and free it."""
+        """Step the parameters that have a gradient, and free it if `frees`."""
         ready = [p for p in params if p.grad is not None]
         if not ready:
             return
         with self.lock:
             self._of.step_some(ready)
-            for p in ready:
+            for p in ready if self.frees else ():
                 p.grad = None
 
     def wait(self) -> None:
