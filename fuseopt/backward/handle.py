@@ -18,7 +18,7 @@ from ..locks import new_rlock
 from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
 from .lookups import Lookups
-from .on_thread import OnThread, Steps
+from .on_thread import OnThread, Steps, threads_of
 from .stepper import BEYOND, Stepper, Streams
 
 
@@ -57,7 +57,7 @@ class InBackward(Optimizer):
         optimizer: Optimizer,
         model: torch.nn.Module | None,
         buckets: Any,
-        thread: bool = False,
+        thread: int = False,
         **options: Any,
     ) -> None:
         # this does not call Optimizer.__init__: the groups are those of `optimizer`
@@ -362,19 +362,21 @@ def _register(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
                 p.requires_grad_(False)
 
 
-def _steps_of(optimizer: Any, thread: bool, options: dict[str, Any]) -> Steps:
+def _steps_of(optimizer: Any, thread: int, options: dict[str, Any]) -> Steps:
     """Return the steps of an optimizer's buckets. One with masters makes its own."""
+    on_cpu = all(p.is_cpu for p in parameters_of([optimizer]))
+    threads = threads_of(thread, on_cpu)
     make = getattr(type(optimizer), "steps_of_buckets", None)
     steps: Steps
     steps = Stepper(optimizer, options) if make is None else make(optimizer, options)
-    if not thread:
+    if not threads:
         return steps
-    if make is None and any(not p.is_cpu for p in parameters_of([optimizer])):
+    if make is None and not on_cpu:
         raise UnsupportedInput(
             "thread=True steps parameters on the CPU; one of these is on another "
             "device. Use fuseopt.offload.CPUOffloadOptimizer, or leave thread out"
         )
-    return OnThread(steps)
+    return OnThread(steps, threads)
 
 
 # ---------------------------------------------------------------- the function
@@ -385,7 +387,7 @@ def in_backward(
     make_optimizer: Callable[[Any], Optimizer],
     *,
     buckets: int | str | Sequence[Iterable[torch.Tensor]] = BYTES,
-    thread: bool = False,
+    thread: int = False,
     **options: Any,
 ) -> InBackward:
     """Return an optimizer that steps while the backward runs: `loss.backward()` is a
@@ -396,7 +398,8 @@ def in_backward(
     returns an optimizer. `buckets` is the number of bytes of parameters in each,
     "layer" for one bucket for each module, or lists of parameters. With `thread`, a
     second thread steps on the CPU while the backward goes on, which returns when all is
-    stepped. `options` are those of fuseopt.config.
+    stepped; a number is that of the threads of its kernels. `options` are those of
+    fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
     depends on all parameters at once.

@@ -8,9 +8,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from ..errors import ConfigError
+from ..runtime.run_tables import processors
 
 
 class Steps(Protocol):
@@ -36,7 +39,8 @@ class Steps(Protocol):
 
 
 class OnThread:
-    """Steps that run on a thread, in the order of the calls.
+    """Steps that run on a thread, in the order of the calls. Their kernels use
+    `threads` threads.
 
     A thread that reads or writes the parameters calls `wait` first. If a step fails,
     those after it are left out until `wait` has raised its error: their gradients stay.
@@ -47,8 +51,8 @@ class OnThread:
 
     frees = True
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, threads: int) -> None:
+        self._steps, self._threads = steps, threads
         steps.frees = False
         self._pool: ThreadPoolExecutor | None = None
         #: the process that made the pool: a forked one has not its thread
@@ -85,13 +89,24 @@ class OnThread:
         if all(p.grad is None for p in params):
             return
         if self._pool is None or self._process != os.getpid():
-            self._pool = ThreadPoolExecutor(1, "fuseopt-step")
+            self._pool = self._started()
             self._process, self._failed = os.getpid(), False
             self._waiting = []
             self._next.clear()
             self._done.clear()
         self._next.append(params)
         self._waiting.append(self._pool.submit(_run, weakref.ref(self)))
+
+    def _started(self) -> ThreadPoolExecutor:
+        """Return a pool of one thread, whose kernels use `threads` threads."""
+        mine = torch.get_num_threads()
+        pool = ThreadPoolExecutor(1, "fuseopt-step")
+        # torch sets the number of a new thread when that first reads it
+        pool.submit(torch.get_num_threads).result()
+        pool.submit(torch.set_num_threads, self._threads).result()
+        # that number is of the thread, but threads made later would begin with it
+        torch.set_num_threads(mine)
+        return pool
 
     def run_next(self) -> None:
         """Step the bucket that waits longest, on the thread."""
@@ -131,6 +146,24 @@ class OnThread:
         self._steps.wait()
         for step in waiting:
             step.result()
+
+
+def threads_of(thread: Any, on_cpu: bool) -> int:
+    """Return the number of threads for steps: `thread`, or with True as many as torch
+    uses. If no backward is computed `on_cpu`, it is this process's part of the
+    processors, though a launcher has set OMP_NUM_THREADS=1. 0: there is no thread.
+
+    Raises ConfigError for other values.
+    """
+    if not isinstance(thread, int) or thread < 0:
+        raise ConfigError(f"thread={thread!r}: expected True, False or a number")
+    if thread is not True:
+        return thread
+    if on_cpu:
+        return torch.get_num_threads()
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    processes = int(local) if local.isdigit() else 1
+    return max(1, len(processors()) // max(1, processes))
 
 
 def _run(of: weakref.ref[OnThread]) -> None:

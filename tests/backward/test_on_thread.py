@@ -14,8 +14,9 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 import fuseopt
+from fuseopt.backward import on_thread
 from fuseopt.backward.on_thread import OnThread
-from fuseopt.errors import UnsupportedInput
+from fuseopt.errors import ConfigError, UnsupportedInput
 from fuseopt.offload import CPUOffloadOptimizer, MasterOptimizer
 from tests.backward.pairs import Pair
 from tests.papers.momentum import Lion
@@ -208,6 +209,42 @@ def test_parameters_of_another_device_are_refused() -> None:
     param = torch.nn.Parameter(torch.ones(3, device="meta"))
     with pytest.raises(UnsupportedInput, match="CPUOffloadOptimizer"):
         fuseopt.in_backward([param], momentum, thread=True)
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_the_threads_of_kernels_are_those_of_the_steps_alone() -> None:
+    before = torch.get_num_threads()
+    pair = Pair(momentum, thread=3)
+    seen: list[int] = []
+    watched(pair.handle, lambda: seen.append(torch.get_num_threads()))
+    pair.step()
+    assert {*seen} == {3}
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert [torch.get_num_threads(), *later] == [before, before]
+
+
+def test_a_launcher_does_not_starve_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets OMP_NUM_THREADS=1. Each of its processes takes its part."""
+    monkeypatch.setattr(on_thread, "processors", lambda: range(8))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    threads_of = on_thread.threads_of
+    assert threads_of(True, False) == 8
+    for processes, share in (("1", 8), ("2", 4), ("16", 1), ("0", 8), ("odd", 8)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert threads_of(True, False) == share
+    assert threads_of(True, True) == torch.get_num_threads()
+    assert [threads_of(x, False) for x in (False, 0, 1, 5)] == [0, 0, 1, 5]
+
+
+@pytest.mark.parametrize("thread", [-1, 1.5, "yes", None])
+def test_what_is_no_number_of_threads(thread: Any) -> None:
+    with pytest.raises(ConfigError, match="expected True, False or a number"):
+        Pair(momentum, thread=thread)
 
 
 # ---------------------------------------------------------------- masters
