@@ -5,8 +5,9 @@
 A GPT-2 of the given width in float32 or bfloat16, AdamW, one thread for the backward
 and one for the steps. Each round takes in turns a backward alone, all steps alone (the
 same buckets), and a backward with steps beside it. One line of JSON: the medians in
-milliseconds, and `hidden`: the part of the steps' time by which the backward beside them
-is not longer. `--picture` draws the round whose share is the median.
+milliseconds, and two shares of the steps' time. `hidden` compares times of the clock, so
+it needs a quiet machine. `beside` leaves out what the backward's thread waits at its end,
+and what it computes longer. `--picture` draws the round whose second share is the median.
 """
 
 from __future__ import annotations
@@ -29,17 +30,30 @@ Span = tuple[float, float]
 
 
 class Round(NamedTuple):
-    """Seconds of one round, and the spans of steps beside a backward from its begin."""
+    """Seconds of one round, and the spans of steps beside a backward from its begin.
+
+    `waited`: from the last gradient to the end. `added`: what the backward's thread
+    computes longer than without steps.
+    """
 
     backward: float
     steps: float
     both: float
+    waited: float
+    added: float
     spans: list[Span]
 
     @property
     def hidden(self) -> float:
-        """The part of the steps' time that the backward hides."""
+        """The part of the steps' time that the backward hides, by the clock."""
         return 1 - (self.both - self.backward) / self.steps
+
+    @property
+    def beside(self) -> float:
+        """The part of the spans that the backward's thread neither waits for nor
+        computes. Another program's work lengthens both of them.
+        """
+        return 1 - (self.waited + self.added) / sum(y - x for x, y in self.spans)
 
 
 def make(dtype: torch.dtype, width: int, layers: int, batch: int) -> Any:
@@ -55,8 +69,10 @@ def make(dtype: torch.dtype, width: int, layers: int, batch: int) -> Any:
     return model, lambda: model(tokens, labels=tokens).loss
 
 
-def stepper(model: Any, dtype: torch.dtype, megabytes: float) -> Any:
-    """An optimizer that steps on a thread, and the list of the spans of its steps."""
+def stepper(model: Any, dtype: torch.dtype, megabytes: float) -> tuple[Any, list[Span], list[float]]:
+    """An optimizer that steps on a thread, the list of the spans of its steps, and the
+    list of the times of last gradients.
+    """
 
     def optimizer(params: Any) -> torch.optim.Optimizer:
         if dtype == torch.float32:
@@ -76,26 +92,39 @@ def stepper(model: Any, dtype: torch.dtype, megabytes: float) -> Any:
         spans.append((begin, time.perf_counter()))
 
     steps._steps.step = timed
-    return made, spans
+    lasts: list[float] = []
+    end = made._end
+
+    def ended(of: Any) -> None:
+        lasts.append(time.perf_counter())
+        end(of)
+
+    made._end = ended  # type: ignore[method-assign]
+    return made, spans, lasts
 
 
-def one_round(loss: Callable[[], Any], optimizer: Any, spans: list[Span]) -> Round:
+def one_round(
+    loss: Callable[[], Any], optimizer: Any, spans: list[Span], lasts: list[float]
+) -> Round:
     """Time a backward, steps, and both."""
     with optimizer.accumulate():
         value = loss()
-        begin = time.perf_counter()
+        begin, computed = time.perf_counter(), time.thread_time()
         value.backward()
         backward = time.perf_counter() - begin
+        alone = time.thread_time() - computed
     begin = time.perf_counter()
     optimizer.step()
     steps = time.perf_counter() - begin
     value = loss()
     spans.clear()
-    begin = time.perf_counter()
+    begin, computed = time.perf_counter(), time.thread_time()
     value.backward()
-    both = time.perf_counter() - begin
+    end = time.perf_counter()
+    added = max(0.0, time.thread_time() - computed - alone)
+    both, waited = end - begin, end - lasts[-1]
     found = [(x - begin, y - begin) for x, y in spans]
-    return Round(backward, steps, both, found)
+    return Round(backward, steps, both, waited, added, found)
 
 
 def draw(found: Round) -> None:
@@ -118,7 +147,7 @@ def draw(found: Round) -> None:
     axes.set_yticks([2.95, 1.65, 0.75])
     axes.set_yticklabels(["one thread", "backward", "steps of buckets"])
     axes.set_xlabel("ms")
-    axes.set_title(f"{found.hidden:.0%} of the steps' time is hidden", loc="left")
+    axes.set_title(f"{found.beside:.0%} of the steps' time is hidden", loc="left")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
@@ -139,20 +168,22 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     model, loss = make(dtype, arguments.width, arguments.layers, arguments.batch)
-    optimizer, spans = stepper(model, dtype, arguments.megabytes)
+    optimizer, spans, lasts = stepper(model, dtype, arguments.megabytes)
     for _ in range(3):
-        one_round(loss, optimizer, spans)
-    rounds = [one_round(loss, optimizer, spans) for _ in range(arguments.rounds)]
-    rounds.sort(key=lambda x: x.hidden)
+        one_round(loss, optimizer, spans, lasts)
+    rounds = [one_round(loss, optimizer, spans, lasts) for _ in range(arguments.rounds)]
+    rounds.sort(key=lambda x: x.beside)
     row = {
         name: round(1e3 * statistics.median(getattr(x, name) for x in rounds), 1)
-        for name in ("backward", "steps", "both")
+        for name in ("backward", "steps", "both", "waited", "added")
     }
-    shares = [round(x.hidden, 3) for x in rounds]
     middle = rounds[len(rounds) // 2]
-    print(
-        json.dumps({**row, "hidden": shares, "buckets": len(middle.spans)}), flush=True
-    )
+    row |= {
+        "hidden": round(statistics.median(x.hidden for x in rounds), 3),
+        "beside": [round(x.beside, 3) for x in rounds],
+        "buckets": len(middle.spans),
+    }
+    print(json.dumps(row), flush=True)
     if arguments.picture:
         draw(middle)
 

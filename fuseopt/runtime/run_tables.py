@@ -18,6 +18,7 @@ import torch
 
 from ..ir.graph import Buffer, MemoryPlan, Run
 from .cpp.table import CppTable, TableFactory, TensorLayout
+from .pages import use_huge_pages
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU
 
@@ -106,6 +107,8 @@ class TempArena:
         arena: Arenas = {}
         for device, begin, size, positions, offsets in self.parts:
             t = torch.empty(size, dtype=torch.uint8, device=device)
+            if device == CPU and size > KEPT:
+                use_huge_pages(t)
             addresses.place_all(positions, offsets + t.data_ptr())
             arena[device] = t, begin
         if self.keeps:
