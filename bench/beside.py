@@ -5,9 +5,10 @@
 A GPT-2 of the given width in float32 or bfloat16, AdamW, one thread for the backward
 and one for the steps. Each round takes in turns a backward alone, all steps alone (the
 same buckets), and a backward with steps beside it. One line of JSON: the medians in
-milliseconds, and two shares of the steps' time. `hidden` compares times of the clock, so
-it needs a quiet machine. `beside` leaves out what the backward's thread waits at its end,
-and what it computes longer. `--picture` draws the round whose second share is the median.
+milliseconds, and two shares of the steps' time. `hidden` compares times of the clock,
+so it needs a quiet machine. `beside` leaves out what the backward's thread waits at its
+end, and what it computes longer. `--picture` draws the round whose second share is the
+median.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import torch
 import fuseopt
 from fuseopt.offload import CPUOffloadOptimizer
 
-PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "steps-beside-backward.png"
+PICTURE = (
+    Path(__file__).parent.parent / "docs" / "pictures" / "steps-beside-backward.png"
+)
 Span = tuple[float, float]
 
 
@@ -69,7 +72,9 @@ def make(dtype: torch.dtype, width: int, layers: int, batch: int) -> Any:
     return model, lambda: model(tokens, labels=tokens).loss
 
 
-def stepper(model: Any, dtype: torch.dtype, megabytes: float) -> tuple[Any, list[Span], list[float]]:
+def stepper(
+    model: Any, dtype: torch.dtype, megabytes: float
+) -> tuple[Any, list[Span], list[float]]:
     """An optimizer that steps on a thread, the list of the spans of its steps, and the
     list of the times of last gradients.
     """

@@ -7,10 +7,10 @@ Parameters and gradients of bfloat16 with masters of float32. "torch" casts grad
 steps with torch's fused kernel (the foreach form where there is none), and casts the
 parameters back. "fp32" and "split" are the kinds of masters of
 `fuseopt.offload.MasterOptimizer`; "+bf16" and "+stochastic" also keep the state in
-bfloat16. "8bit" is the step of `fuseopt.compile(..., storage="8bit")` over parameters of
-float32. "copy" is a copy that moves as many bytes as the first kind that is measured,
-"copy 8bit" one for "8bit". A copy reads a line that it writes, so it moves three bytes
-for each that it copies.
+bfloat16. "8bit" is the step of `fuseopt.compile(..., storage="8bit")`, over parameters
+of float32. "copy" is a copy that moves as many bytes as the first kind that is
+measured, "copy 8bit" one for "8bit". A copy reads a line that it writes, so it moves
+three bytes for each that it copies.
 
 With `--peers`: "deepspeed" is CPUAdam between two casts, "bitsandbytes" and "torchao"
 are their AdamW with state in 8 bits. One that cannot run has a line with the reason.

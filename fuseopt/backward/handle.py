@@ -397,9 +397,9 @@ def in_backward(
     `make_optimizer` takes a list of the model's parameters, or of the given ones, and
     returns an optimizer. `buckets` is the number of bytes of parameters in each,
     "layer" for one bucket for each module, or lists of parameters. With `thread`, a
-    second thread steps on the CPU while the backward goes on, which returns when all is
-    stepped; a number is that of the threads of its kernels. `options` are those of
-    fuseopt.config.
+    second thread steps on the CPU while the backward goes on. The backward returns when
+    all is stepped. A number is that of the threads of the kernels. `options` are those
+    of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
     depends on all parameters at once.

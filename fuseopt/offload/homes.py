@@ -94,7 +94,7 @@ class CPUHome:
         #: since the last step, by id of a parameter: the gradient that was copied, its
         #: version at that time, and the event after the copy
         self._copied: dict[int, tuple[torch.Tensor, int, torch.Event]] = {}
-        #: are weights copied beside the current stream?
+        #: true while weights are copied beside the current stream
         self._beside = False
         #: events after which weights may be written: copies read the weights until then
         self._given: list[torch.Event] = []

@@ -27,8 +27,8 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNKNOWN = 1 << 20
 #: A block takes at most 1/SHARE of the largest cache, which other code uses too.
 SHARE = 4
-#: A block takes at most so many bytes for each processor. A virtual machine may show the
-#: cache of its whole host, most of which others use.
+#: A block takes at most so many bytes for each processor. A virtual machine may show
+#: the cache of its whole host, most of which others use.
 PER_PROCESSOR = 8 << 20
 #: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
@@ -58,6 +58,7 @@ def processors() -> Collection[int]:
 
 #: Arena of a call: for each device its bytes (uint8), and its first offset.
 Arenas = dict[str, tuple[torch.Tensor, int]]
+
 
 def block_bytes(largest: int, processors: int) -> int:
     """Return the bytes that a block may take, with a largest cache of so many bytes."""
