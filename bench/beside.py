@@ -142,17 +142,20 @@ def draw(found: Round) -> None:
     axes.broken_barh(
         [(ms * found.backward, ms * found.steps)], (2.6, 0.7), color="#f58518"
     )
-    axes.broken_barh([(0, ms * found.both)], (1.3, 0.7), color="#4c78a8")
+    last = found.both - found.waited
+    axes.broken_barh([(0, ms * last)], (1.3, 0.7), color="#4c78a8")
+    axes.broken_barh([(ms * last, ms * found.waited)], (1.3, 0.7), color="#d5d8dc")
     axes.broken_barh(
         [(ms * x, ms * (y - x)) for x, y in found.spans],
         (0.4, 0.7),
         color="#f58518",
-        edgecolor="white",
     )
     axes.set_yticks([2.95, 1.65, 0.75])
     axes.set_yticklabels(["one thread", "backward", "steps of buckets"])
     axes.set_xlabel("ms")
-    axes.set_title(f"{found.beside:.0%} of the steps' time is hidden", loc="left")
+    axes.set_title(
+        f"{found.beside:.0%} of the steps' time is beside the backward", loc="left"
+    )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
