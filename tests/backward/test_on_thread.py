@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -150,6 +151,24 @@ def test_an_error_of_the_backward_waits_for_the_thread() -> None:
     assert len(ended) == len(threads)
     hook.remove()
     pair.mine.zero_grad()
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_the_backward_waits() -> None:
+    """The thread goes on; the next call waits for it, and steps what is left."""
+    pair = Pair(momentum, thread=True)
+    pair.step()
+    threads = watched(pair.handle, lambda: time.sleep(0.4))
+    pair.theirs(x := pair.input()).square().mean().backward()
+    pair.plain.step()
+    pair.plain.zero_grad()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pair.mine(x).square().mean().backward()
+    assert threads
+    pair.handle.step()
+    pair.check()
+    pair.step()
 
 
 def test_a_state_dict_waits_for_the_thread() -> None:
