@@ -106,6 +106,25 @@ def torchao(name: str, params: list[Tensor], device: str) -> Step:
     return kind(params, **arguments).step
 
 
+def bitsandbytes_8bit(name: str, params: list[Tensor]) -> Step:
+    """bitsandbytes' optimizers with state in blocks of 8 bits."""
+    known = {
+        "AdamW": ("AdamW8bit", {"lr": 1e-3, "weight_decay": 0.01}),
+        "SGD": ("SGD8bit", {"lr": 1e-3, "momentum": 0.9}),
+        "Lion": ("Lion8bit", {"lr": 1e-4, "weight_decay": 0.01}),
+        "AdEMAMix": ("AdEMAMix8bit", {"lr": 1e-3, "weight_decay": 0.01}),
+    }
+    kind, arguments = _one_of("bitsandbytes.optim", known, name)
+    return kind(params, **arguments).step
+
+
+def torchao_8bit(name: str, params: list[Tensor]) -> Step:
+    """torchao's AdamW with state in blocks of 8 bits, compiled by Inductor."""
+    known = {"AdamW": ("AdamW8bit", {"lr": 1e-3, "weight_decay": 0.01})}
+    kind, arguments = _one_of("torchao.optim", known, name)
+    return kind(params, **arguments).step
+
+
 PEERS: dict[str, Callable[[str, list[Tensor], str], Step]] = {
     "deepspeed": deepspeed,
     "heavyball": heavyball,

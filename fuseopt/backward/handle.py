@@ -18,6 +18,7 @@ from ..locks import new_rlock
 from ..tails.arguments import parameters_of
 from .buckets import BYTES, Bucket, buckets_of
 from .lookups import Lookups
+from .on_thread import OnThread, Steps, threads_of
 from .stepper import BEYOND, Stepper, Streams
 
 
@@ -56,6 +57,7 @@ class InBackward(Optimizer):
         optimizer: Optimizer,
         model: torch.nn.Module | None,
         buckets: Any,
+        thread: int = False,
         **options: Any,
     ) -> None:
         # this does not call Optimizer.__init__: the groups are those of `optimizer`
@@ -74,7 +76,7 @@ class InBackward(Optimizer):
         self._hooks: list[Any] = []
         params = parameters_of([optimizer])
         all_buckets = buckets_of(buckets, model, params)
-        self._stepper = Stepper(optimizer, options)
+        self._stepper = _steps_of(optimizer, thread, options)
         self._add_buckets(all_buckets)
         self._lookups = None if model is None else Lookups(model, params)
 
@@ -97,16 +99,19 @@ class InBackward(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state_dict of the optimizer."""
+        self._stepper.wait()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state_dict of this optimizer, or of one in eager."""
         with self._lock:
+            self._stepper.wait()
             self.optimizer.load_state_dict(state_dict)
             self._stepper.forget()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients that were not stepped; mostly there are none."""
+        self._stepper.wait()
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -114,6 +119,7 @@ class InBackward(Optimizer):
         and then adds nothing.
         """
         with self._lock:
+            self._stepper.wait()
             n = len(self.optimizer.param_groups)
             self.optimizer.add_param_group(param_group)
             params = self.optimizer.param_groups[-1]["params"]
@@ -133,11 +139,13 @@ class InBackward(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._stepper.wait()
         if any(p.grad is not None for p in parameters_of([self.optimizer])):
             self._check()
             self._stepper.refresh()
             for bucket in self._buckets:
                 self._stepper.step(bucket)
+            self._stepper.wait()
         self._opt_called = True
         return loss
 
@@ -156,6 +164,7 @@ class InBackward(Optimizer):
         """Remove the hooks from the parameters, so that no backward steps. The
         optimizer stays.
         """
+        self._stepper.wait()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -275,6 +284,9 @@ class InBackward(Optimizer):
             )
         self._stepper.refresh()
         new_pass = _Pass(task, [*self._buckets], self._stream_of)
+        if isinstance(self._stepper, OnThread):
+            # an exception may end the backward while a bucket is stepped
+            weakref.finalize(new_pass, self._stepper.settle).atexit = False
         owner = weakref.ref(self)
 
         def end() -> None:
@@ -316,8 +328,11 @@ class InBackward(Optimizer):
     def _end(self, ended: _Pass) -> None:
         """End a backward: step the gradients in buckets that did not fill."""
         with self._lock:
+            # before this thread reads gradients that another one may set to None
+            self._stepper.wait()
             for bucket in ended.buckets:
                 self._stepper.step(bucket)
+            self._stepper.wait()
         self._opt_called = True
 
 
@@ -347,6 +362,23 @@ def _register(p: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
                 p.requires_grad_(False)
 
 
+def _steps_of(optimizer: Any, thread: int, options: dict[str, Any]) -> Steps:
+    """Return the steps of an optimizer's buckets. One with masters makes its own."""
+    on_cpu = all(p.is_cpu for p in parameters_of([optimizer]))
+    threads = threads_of(thread, on_cpu)
+    make = getattr(type(optimizer), "steps_of_buckets", None)
+    steps: Steps
+    steps = Stepper(optimizer, options) if make is None else make(optimizer, options)
+    if not threads:
+        return steps
+    if make is None and not on_cpu:
+        raise UnsupportedInput(
+            "thread=True steps parameters on the CPU; one of these is on another "
+            "device. Use fuseopt.offload.CPUOffloadOptimizer, or leave thread out"
+        )
+    return OnThread(steps, threads)
+
+
 # ---------------------------------------------------------------- the function
 
 
@@ -355,6 +387,7 @@ def in_backward(
     make_optimizer: Callable[[Any], Optimizer],
     *,
     buckets: int | str | Sequence[Iterable[torch.Tensor]] = BYTES,
+    thread: int = False,
     **options: Any,
 ) -> InBackward:
     """Return an optimizer that steps while the backward runs: `loss.backward()` is a
@@ -363,7 +396,9 @@ def in_backward(
 
     `make_optimizer` takes a list of the model's parameters, or of the given ones, and
     returns an optimizer. `buckets` is the number of bytes of parameters in each,
-    "layer" for one bucket for each module, or lists of parameters. `options` are those
+    "layer" for one bucket for each module, or lists of parameters. With `thread`, a
+    second thread steps on the CPU while the backward goes on. The backward returns when
+    all is stepped. A number is that of the threads of the kernels. `options` are those
     of fuseopt.config.
 
     Raises NotAnOptimizer, ConfigError, and UnsupportedInput for an optimizer whose step
@@ -386,4 +421,4 @@ def in_backward(
             "make_optimizer must return a torch.optim.Optimizer, not a "
             f"{type(optimizer).__name__!r}"
         )
-    return InBackward(optimizer, model, buckets, **options)
+    return InBackward(optimizer, model, buckets, thread, **options)

@@ -50,6 +50,7 @@ class Stepper:
     def __init__(self, optimizer: Optimizer, options: Mapping[str, Any]) -> None:
         self.optimizer = optimizer
         self.kept = BEYOND
+        self.frees = True
         #: one thread at a time
         self.lock = new_rlock()
         config = resolve(None, options)
@@ -159,7 +160,7 @@ class Stepper:
         )
 
     def step(self, params: Sequence[torch.Tensor]) -> None:
-        """Step the parameters that have a gradient, and free it. Raises
+        """Step the parameters that have a gradient, and free it if `frees`. Raises
         UnsupportedInput, and then writes nothing.
         """
         ready = params
@@ -173,8 +174,11 @@ class Stepper:
                 # the autocast of a forward that calls this backward
                 stack.enter_context(torch.autocast(device, enabled=False))
             self._step(params, ready)
-            for p in ready:
+            for p in ready if self.frees else ():
                 p.grad = None
+
+    def wait(self) -> None:
+        """Do nothing: a step is done when its call returns."""
 
     def _prove_again(self) -> None:
         """Prove the step when it is retraced, since older proofs may be of other

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,8 +21,10 @@ class Home(Protocol):
     def weights_of(self, params: Tensors) -> list[torch.Tensor]:
         """Return the weights to step for new parameters."""
 
-    def take_gradients(self) -> None:
-        """Copy the gradients of the parameters to their weights."""
+    def take_gradients(self, only: Collection[int] | None = None) -> None:
+        """Copy the gradients of the parameters to their weights. `only`: the ids of the
+        parameters that are stepped; other weights get no gradient. None steps all.
+        """
 
     def give_weights(self) -> None:
         """Copy the stepped weights to the parameters. Parameters without a gradient
@@ -33,6 +37,17 @@ class Home(Protocol):
     def take_weights(self) -> None:
         """Copy the parameters to the weights."""
 
+    def stepped(self, only: Collection[int]) -> Collection[int] | None:
+        """Return the ids of the weights that are stepped, of those with a gradient;
+        None for all of them.
+        """
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Copy weights beside the current stream within the context."""
+
+    def join(self) -> None:
+        """Let the current stream wait for the copies beside it."""
+
 
 class InPlaceHome:
     """Step parameters where they lie."""
@@ -41,10 +56,18 @@ class InPlaceHome:
         """Return the parameters."""
         return [*params]
 
-    def take_gradients(self) -> None:
+    def take_gradients(self, only: Collection[int] | None = None) -> None:
         """Do nothing; the weights are the parameters."""
 
-    give_weights = give_all_weights = take_weights = take_gradients
+    give_weights = give_all_weights = take_weights = join = take_gradients
+
+    def stepped(self, only: Collection[int]) -> Collection[int] | None:
+        """Return the ids of the parameters."""
+        return only
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Do nothing; there are no copies."""
+        return contextlib.nullcontext()
 
 
 class _Pair(NamedTuple):
@@ -68,9 +91,11 @@ class CPUHome:
         # the hooks hold no reference to this home, and end with it
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._streams: dict[torch.device, torch.Stream] = {}
-        #: since the last step, by id of a parameter: the gradient that was copied, and
-        #: its version at that time
-        self._copied: dict[int, tuple[torch.Tensor, int]] = {}
+        #: since the last step, by id of a parameter: the gradient that was copied, its
+        #: version at that time, and the event after the copy
+        self._copied: dict[int, tuple[torch.Tensor, int, torch.Event]] = {}
+        #: true while weights are copied beside the current stream
+        self._beside = False
         #: events after which weights may be written: copies read the weights until then
         self._given: list[torch.Event] = []
 
@@ -100,25 +125,50 @@ class CPUHome:
         with torch.no_grad(), stream:
             pair.gradient.copy_(grad, non_blocking=True)
         grad.record_stream(stream)
-        self._copied[id(pair.param)] = grad, grad._version
+        done = torch.Event(device)
+        done.record(stream)
+        self._copied[id(pair.param)] = grad, grad._version, done
 
-    def take_gradients(self) -> None:
+    def take_gradients(self, only: Collection[int] | None = None) -> None:
         """Wait for the gradients."""
+        copies = []
         for pair in self._pairs:
-            grad = pair.param.grad
-            if grad is None:
+            key, grad = id(pair.param), pair.param.grad
+            if grad is None or (only is not None and key not in only):
                 pair.weight.grad = None
                 continue
-            copied, version = self._copied.get(id(pair.param), (None, 0))
-            if copied is not grad or version != grad._version:
+            found = self._copied.get(key)
+            if found is None or found[0] is not grad or found[1] != grad._version:
                 self.copy(pair)
+            copies.append(self._copied.pop(key)[2])
             pair.weight.grad = pair.gradient
-        for stream in self._streams.values():
-            stream.synchronize()
+        for event in copies:
+            event.synchronize()
         for event in self._given:
             event.synchronize()
         self._given.clear()
-        self._copied.clear()
+        if only is None:
+            self._copied.clear()
+
+    def stepped(self, only: Collection[int]) -> Collection[int] | None:
+        """Return None: weights that are not stepped have no gradient."""
+        return None
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """See Home. The copies wait for those of the gradients, and these for what
+        computed the gradients.
+        """
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+
+    def join(self) -> None:
+        """See Home."""
+        for device, stream in self._streams.items():
+            torch.accelerator.current_stream(device).wait_stream(stream)
 
     def give_weights(self) -> None:
         """Begin to copy the stepped weights, on the current stream."""
@@ -133,11 +183,15 @@ class CPUHome:
 
     @torch.no_grad()
     def _give(self, pairs: Sequence[_Pair]) -> None:
-        for pair in pairs:
-            pair.param.copy_(pair.weight, non_blocking=True)
         for device in {pair.param.device for pair in pairs}:
+            current = torch.accelerator.current_stream(device)
+            stream = self._streams[device] if self._beside else current
+            with stream:
+                for pair in pairs:
+                    if pair.param.device == device:
+                        pair.param.copy_(pair.weight, non_blocking=True)
             event = torch.Event(device)
-            event.record(torch.accelerator.current_stream(device))
+            event.record(stream)
             self._given.append(event)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -131,10 +131,12 @@ class Masters:
             wide.append(self.every[-1].master)
         return wide
 
-    def take_gradients(self) -> None:
-        """Set the gradients of the masters to those of their parameters."""
+    def take_gradients(self, only: Collection[int] | None = None) -> None:
+        """Set the gradients of the masters to those of their parameters. `only`: the
+        ids of the parameters that are stepped; None steps all.
+        """
         for x in self.every:
-            grad = x.param.grad
+            grad = x.param.grad if only is None or id(x.param) in only else None
             x.master.grad = None if grad is None else x.hollow
             if grad is not None and x.gradient.data_ptr() != grad.data_ptr():
                 x.gradient.data = grad

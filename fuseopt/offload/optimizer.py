@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 from torch.optim import Optimizer
 
 from ..config import resolve
+from ..errors import UnsupportedInput
 from ..isolate.compile import compile_stored
 from ..locks import new_rlock
 from ..runtime.undo import at_once
 from ..storage.rule import Rule, rule_of
+from .buckets import MasterSteps
 from .homes import Home, InPlaceHome
 from .masters import Master, Masters
 
@@ -125,6 +127,40 @@ class MasterOptimizer(Optimizer):
             self._home.give_weights()
         self._opt_called = True
         return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step_some(self, params: Sequence[torch.Tensor]) -> None:
+        """Step the masters of these parameters, and no others. Weights are copied
+        beside the current stream.
+        """
+        only = {*map(id, params)}
+        with self._on_masters(), self._home.beside():
+            self._home.take_gradients(only)
+            self._masters.take_gradients(self._home.stepped(only))
+            self.optimizer.step()
+            self._home.give_weights()
+
+    def wide_groups(self) -> list[dict[str, Any]]:
+        """Return the groups, with masters in place of parameters."""
+        pairs = zip(self.optimizer.param_groups, self._wide, strict=True)
+        return [{**group, "params": [*wide]} for group, wide in pairs]
+
+    def steps_of_buckets(self, options: dict[str, Any]) -> MasterSteps:
+        """Return the steps of buckets, for `fuseopt.in_backward`. Raises
+        UnsupportedInput.
+        """
+        if options:
+            raise UnsupportedInput(
+                f"fuseopt.in_backward of {type(self).__name__} takes no options: give "
+                f"{', '.join(options)} to {type(self).__name__}(..., options=...)"
+            )
+        every = chain(*self._lists), chain(*self._wide)
+        if any(p is wide for p, wide in zip(*every, strict=True)):
+            raise UnsupportedInput(
+                "fuseopt.in_backward steps masters of parameters of 16 bits; one of "
+                "these has float32 and no master. Step it by another optimizer"
+            )
+        return MasterSteps(self, self._home.join)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and make masters of its parameters."""

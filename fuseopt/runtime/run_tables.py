@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import torch
 
 from ..ir.graph import Buffer, MemoryPlan, Run
 from .cpp.table import CppTable, TableFactory, TensorLayout
+from .pages import use_huge_pages
 from .tables.addresses import AddressPool
 from .tables.host_numbers import CPU
 
@@ -25,6 +27,9 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNKNOWN = 1 << 20
 #: A block takes at most 1/SHARE of the largest cache, which other code uses too.
 SHARE = 4
+#: A block takes at most so many bytes for each processor. A virtual machine may show
+#: the cache of its whole host, most of which others use.
+PER_PROCESSOR = 8 << 20
 #: An arena of more bytes is freed after each call.
 KEPT = 64 << 20
 #: The same on devices, where other calls may need the memory meanwhile.
@@ -44,11 +49,24 @@ def cache_bytes(folder: Path = CACHES) -> int:
     return max(sizes)
 
 
+def processors() -> Collection[int]:
+    """Return the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
 #: Arena of a call: for each device its bytes (uint8), and its first offset.
 Arenas = dict[str, tuple[torch.Tensor, int]]
 
+
+def block_bytes(largest: int, processors: int) -> int:
+    """Return the bytes that a block may take, with a largest cache of so many bytes."""
+    return min(largest // SHARE, processors * PER_PROCESSOR)
+
+
 #: Bytes that the lanes of a block touch together.
-BLOCK = cache_bytes() // SHARE
+BLOCK = block_bytes(cache_bytes(), len(processors()))
 
 
 class TempArena:
@@ -90,6 +108,8 @@ class TempArena:
         arena: Arenas = {}
         for device, begin, size, positions, offsets in self.parts:
             t = torch.empty(size, dtype=torch.uint8, device=device)
+            if device == CPU and size > KEPT:
+                use_huge_pages(t)
             addresses.place_all(positions, offsets + t.data_ptr())
             arena[device] = t, begin
         if self.keeps:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import fuseopt
 from fuseopt.offload import CPUOffloadOptimizer, MasterOptimizer
 from fuseopt.runtime.triton.registry import DEVICES
 from tests import simulated
@@ -175,6 +176,34 @@ def the_hooks_end() -> None:
     assert all(p.grad is not None for p in there)
 
 
+def beside_the_backward(kind: str, storage: Any, thread: bool) -> None:
+    """Buckets are stepped in the backward; weights arrive before it ends."""
+    here = params_of(12, dtype=torch.bfloat16)
+    there = on_device(here)
+    arguments: dict[str, Any] = {"master": kind, "storage": storage, "lr": 1e-2}
+    plain = MasterOptimizer(here, torch.optim.AdamW, **arguments)
+    mine = fuseopt.in_backward(
+        there,
+        lambda params: CPUOffloadOptimizer(params, torch.optim.AdamW, **arguments),
+        buckets=[there[k : k + 3] for k in range(0, 12, 3)],
+        thread=thread,
+    )
+    for step in range(5):
+        generator = torch.Generator().manual_seed(step)
+        factors = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in here]
+        for params in (here, there):
+            if step == 3:  # one gradient is missing: its bucket does not fill
+                params = params[1:]
+            pairs = zip(params, factors[len(here) - len(params) :], strict=True)
+            losses = [(p * x.to(p.device)).sum() for p, x in pairs]
+            torch.autograd.backward(losses)
+        plain.step()
+        assert_same(here, there)
+        plain.zero_grad()
+        assert all(p.grad is None for p in there)
+    mine.close()
+
+
 if __name__ == "__main__":
     device = simulated.load()
     device.reset()
@@ -189,6 +218,9 @@ if __name__ == "__main__":
     stepped_twice()
     checkpoints()
     the_hooks_end()
+    beside_the_backward("fp32", None, False)
+    beside_the_backward("fp32", None, True)
+    beside_the_backward("split", "bf16", True)
     print("done", flush=True)
     sys.stdout.flush()
     # the engine's thread for the device would outlive what it uses

@@ -364,3 +364,12 @@ def test_the_size_of_the_cache(tmp_path: Path) -> None:
         (tmp_path / f"index{k}").mkdir()
         (tmp_path / f"index{k}" / "size").write_text(text)
     assert cache_bytes(tmp_path) == 32 << 20
+
+
+def test_a_block_fits_the_processors_of_a_virtual_machine() -> None:
+    """It may show the cache of its host: two processors do not fill a fourth of it."""
+    block_bytes = run_tables.block_bytes
+    assert block_bytes(32 << 20, 2) == 8 << 20
+    assert block_bytes(480 << 20, 2) == 16 << 20
+    assert block_bytes(480 << 20, 64) == 120 << 20
+    assert len(run_tables.processors()) > 0

@@ -73,7 +73,7 @@ def test_the_code_of_the_page_on_tails_runs() -> None:
 
 def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", text(BACKWARD), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for code in blocks:
         exec(code, {})
         assert {(r.launches, r.fallback) for r in fuseopt.reports()} == {(1, "")}
@@ -81,7 +81,7 @@ def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
 
 def test_the_code_of_the_page_on_storage_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", text(STORAGE), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for code in blocks:
         names: dict[str, Any] = {}
         exec(code, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...ir.searches import words_of
 from ...ir.tables import TABLES
@@ -20,6 +20,13 @@ def _rows(name: str, kind: str, entries: Iterable[str]) -> list[str]:
     return [*lines, line, "};"]
 
 
+def _of_part(numbers: Sequence[int]) -> str:
+    """The C++ of the number of a part."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return " | ".join(f"(-(part == {k}) & {x})" for k, x in enumerate(numbers))
+
+
 def table(number: int) -> list[str]:
     """The functions `lookup<number>` and `search<number>` and their arrays."""
     this = TABLES[number]
@@ -27,11 +34,6 @@ def table(number: int) -> list[str]:
     values = (cpp_literal(x, "f32") for part in this.values for x in part)
     words = words_of(number)
     shift, first, place, below = words.shift, words.first, words.above, words.below
-    parts = len(place)
-    chosen, minus = str(place[-1]), str(below[-1])
-    for k in range(parts - 1):
-        chosen = f"part == {k} ? {place[k]} : {chosen}"
-        minus = f"part == {k} ? {below[k]} : {minus}"
     return [
         *_rows(f"values{number}", "float", values),
         f"static inline float lookup{number}(int32_t code, int32_t part) {{",
@@ -43,9 +45,10 @@ def table(number: int) -> list[str]:
         "    float f;",
         "    int32_t i;",
         "  } u = {x};",
-        f"  const int32_t above = {chosen}, below = {minus};",
-        "  // masks, so that a compiler makes vectors of it",
-        "  const int32_t has = below < 0 ? 0 : -1, falls = u.i >> 31 & has;",
+        "  // masks: with a branch, even of a common number, no compiler makes vectors",
+        f"  const int32_t above = {_of_part(place)};",
+        f"  const int32_t below = {_of_part(below)};",
+        "  const int32_t has = ~(below >> 31), falls = u.i >> 31 & has;",
         f"  const int32_t bits = (u.i & 0x7fffffff) >> {shift};",
         f"  const int32_t least = {first}, most = {words.last};",
         "  const int32_t kept = bits < least ? least : bits < most ? bits : most;",
@@ -53,6 +56,6 @@ def table(number: int) -> list[str]:
         f"  const int32_t rest = (u.i ^ falls) & {(1 << shift) - 1};",
         f"  const int32_t code = (steps{number}[at] + rest) >> {shift};",
         "  // 0 for a NaN, and for negative numbers of a part that has none",
-        "  return (x == x) & (x >= 0.0f | below >= 0) ? code : 0;",
+        "  return code & -(int32_t)((x == x) & ((x >= 0.0f) | (below >= 0)));",
         "}",
     ]
