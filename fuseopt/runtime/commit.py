@@ -37,10 +37,6 @@ _CALL = functools.partial.__call__
 #: Partials of C functions, or one function of Python. The latter gets the partials that
 #: follow it.
 Launches = Sequence[Callable[[], object]] | Callable[..., object]
-INTERRUPTED = (
-    "a signal handler stepped this optimizer while it was in a step. The interrupted "
-    "step has changed nothing; call it again"
-)
 
 
 def write(writes: Iterable[Callable[[], object]]) -> None:
@@ -56,6 +52,13 @@ def unless(
     unset = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
     done: Any = map(_CALL, compress(writes, unset))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
+
+
+def _interrupted() -> LaunchError:
+    return LaunchError(
+        "a signal handler stepped this optimizer while it was in a step. The "
+        "interrupted step has changed nothing; call it again"
+    )
 
 
 class Pending:
@@ -142,7 +145,7 @@ class Pending:
     def check(self, call: object) -> None:
         """Raise LaunchError if another step began after the one that `start` began."""
         if call is not self._call[0]:
-            raise LaunchError(INTERRUPTED)
+            raise _interrupted()
 
     def put_off(
         self,
@@ -174,7 +177,7 @@ class Pending:
         """
         launches_before, self.launches_before = self.launches_before, None
         if launches_before is None:
-            raise LaunchError(INTERRUPTED)
+            raise _interrupted()
         self._first = launches_before(step)
         if not waits:
             self._run_first()
