@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 
 from fuseopt.errors import LaunchError
 from fuseopt.replicate import driver, steady
-from fuseopt.runtime import commit
 from tests.beside import quiet
 from tests.frozen import unlike
+from tests.replicate.at_lines import at_each_line, held
 from tests.replicate.steady_table import EVENTS
-from tests.replicate.steady_twins import WAYS, Count, Pair, Side
+from tests.replicate.steady_twins import WAYS, Count, Pair
 
 #: What a user may put in place of a list of parameters.
 LISTS = [name for name in EVENTS if "arameters in" in name or "list of" in name]
@@ -54,39 +53,6 @@ class Stop(Exception):
     """What the handler of a signal raises."""
 
 
-class AtLine:
-    """Raises a signal at line number `place` of two files in a call.
-
-    `leads`: the module of the first file; the other one is of the end of a step.
-    """
-
-    def __init__(self, place: int, leads: ModuleType) -> None:
-        self.place, self.count, self.where = place, 0, 0
-        self.files = leads.__file__, commit.__file__
-
-    def __enter__(self) -> AtLine:
-        sys.settrace(self._see)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _see(self, frame: Any, event: str, _: Any) -> Any:
-        if event != "call":
-            self.count += 1
-            if self.count == self.place:
-                self.where = frame.f_lineno
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGUSR1)
-        return self._see if frame.f_code.co_filename in self.files else None
-
-
-def held(side: Side) -> dict[str, Any]:
-    """The bits of parameters and state."""
-    every = side.frozen().items()
-    return {k: x for k, x in every if k.startswith(("parameter", "state of"))}
-
-
 @pytest.fixture
 def sent() -> Iterator[list[Any]]:
     """What the handler of a signal calls, last first."""
@@ -94,31 +60,6 @@ def sent() -> Iterator[list[Any]]:
     before = signal.signal(signal.SIGUSR1, lambda *_: calls[-1]())
     yield calls
     signal.signal(signal.SIGUSR1, before)
-
-
-def at_each_line(do: Any, check: Any, leads: ModuleType = steady) -> int:
-    """Call `check` after a call with a signal at one line, for each line."""
-    place = 1
-    with quiet(), Count() as count:
-        pair = Pair("momentum", "compile")
-        while True:
-            for _ in range(5):
-                before = count.done
-                pair.step()
-            assert count.done == before + (leads is steady)
-            pair.both(Side.set_grads)
-            do(pair)
-            error: Any = None
-            with AtLine(place, leads) as at:
-                try:
-                    pair.mine.call()
-                except Exception as raised:
-                    error = raised
-            if at.count < place:
-                pair.end()
-                return place
-            check(pair, error, at.where)
-            place += 1
 
 
 @pytest.mark.slow
