@@ -61,9 +61,9 @@ class Last(_Counting):
 
 KINDS: dict[str, tuple[Callable[[Any], Optimizer], int, int]] = {
     # lines of a call at most, and of each lane
-    "group": (OfGroup, 942, 0),
-    "lanes": (OfLanes, 1017, 5),
-    "last": (Last, 1030, 5),
+    "group": (OfGroup, 943, 0),
+    "lanes": (OfLanes, 1018, 5),
+    "last": (Last, 1031, 5),
 }
 
 
