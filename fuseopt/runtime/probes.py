@@ -109,7 +109,7 @@ def circumstances() -> Circumstances:
 
 
 class _Workers(threading.local):
-    """What the threads that this thread starts do with denormals.
+    """Record of whether the threads that this thread starts flush denormals.
 
     They keep what this thread did when they began. So it is read once for each number
     of threads, and each way of this thread.
