@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ..codegen import Source
+from ..codegen.cpp.headers import header
 from ..codegen.cpp.structs import fields
 from ..ir.products import SCALED, Layout, Trial
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
 
-TEXT = (Path(__file__).parent / "cpp" / "chains.h").read_text("utf-8")
+_CODE = (Path(__file__).parent / "cpp" / "chains.h").read_text("utf-8")
+TEXT = "\n".join((header("modes"), _CODE))
 SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 #: The ops of a chain, and its dtypes.
 OPS, DTYPES = ("mm", "bmm", SCALED), ("f32", "f64")

@@ -16,6 +16,7 @@ import importlib.metadata
 import math
 import os
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ VARIABLES = (
     *("TORCH_BLAS", "TORCH_ALLOW_TF32", "CUBLAS", "NVIDIA_TF32", "HIPBLAS", "ROCBLAS"),
 )
 _ONE, _LEAST = 1.0, 5e-324
+#: Elements for which eager's loops take one more thread, and the bits of a denormal.
+_GRAIN, _BITS = 32768, 1 << 16
 MKLDNN = torch.backends.mkldnn
 #: Settings in `torch.backends.cuda.matmul` for products.
 OF_DEVICES = (
@@ -65,23 +68,36 @@ PROPERTIES = ("name", "major", "minor", "multi_processor_count", "driver_version
 LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13", "triton")
 
 
+def _variables() -> list[tuple[str, str]]:
+    """Return the variables of libraries, as the environment has them now."""
+    return sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
+
+
+#: The same before a step changed them: a library may have read them earlier.
+AT_FIRST = _variables()
+
+
 class Circumstances(NamedTuple):
     """Settings that may change within a process, and with them the bits of a product.
 
     `threads` is the number of threads of products. `flushes` is true if denormals are
-    flushed to zero. `settings` are torch's for products, those of devices among them.
+    flushed to zero; `workers` has that for each thread of products, which may differ.
+    `settings` are torch's for products, those of devices among them.
     """
 
     threads: int
     flushes: bool
+    workers: tuple[bool, ...]
     settings: tuple[Any, ...]
 
 
 def circumstances() -> Circumstances:
     """Return the present circumstances in this thread."""
+    threads, flushes = torch.get_num_threads(), _LEAST * _ONE == 0.0
     return Circumstances(
-        torch.get_num_threads(),
-        _LEAST * _ONE == 0.0,
+        threads,
+        flushes,
+        _workers.flush(threads, flushes),
         (
             MKLDNN.enabled,
             MKLDNN.deterministic,
@@ -90,6 +106,32 @@ def circumstances() -> Circumstances:
             *(_of_devices() if torch.accelerator.is_available() else ()),
         ),
     )
+
+
+class _Workers(threading.local):
+    """Record of whether the threads that this thread starts flush denormals.
+
+    They keep what this thread did when they began. So it is read once for each number
+    of threads, and each way of this thread.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bool], tuple[bool, ...]] = {}
+
+    def flush(self, threads: int, flushes: bool) -> tuple[bool, ...]:
+        """Return whether each thread flushes denormals; nothing for one thread."""
+        if threads == 1:
+            return ()
+        key = threads, flushes
+        if key not in self._known:
+            size = (threads * _GRAIN,)
+            bits = torch.full(size, _BITS, dtype=torch.int32, device="cpu")
+            bits.view(torch.float32).mul_(_ONE)
+            self._known[key] = tuple(x == 0 for x in bits[::_GRAIN].tolist())
+        return self._known[key]
+
+
+_workers = _Workers()
 
 
 def _of_devices() -> tuple[Any, ...]:
@@ -175,9 +217,8 @@ def _of_device(device: str) -> tuple[str, ...]:
 
 def _name(trial: Trial, now: Circumstances, chains: Chains | None = None) -> str:
     """Return the name of an answer: a hash of all that it depends on."""
-    variables = sorted((k, v) for k, v in os.environ.items() if k.startswith(VARIABLES))
     parts = (
-        *(KIND, trial, tuple(now), variables, processor(), os.cpu_count()),
+        *(KIND, trial, tuple(now), _variables(), AT_FIRST, processor(), os.cpu_count()),
         *(torch.__version__, torch.__config__.show()),
         *_of_device(trial.device),
         *(() if chains is None else (chains.key,)),

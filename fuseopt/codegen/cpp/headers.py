@@ -15,6 +15,7 @@ its text alone is complete, and identifies it in the cache.
 - pieces: how the threads share the operand of a whole reduction;
 - rows: the geometry of rows and columns (see runtime/tables/reduction_layout.py);
 - folding: loops that feed folds along that geometry;
+- modes: threads treat denormals as the caller does;
 - driver: the loop of a thread over chunks of elements.
 """
 

@@ -31,6 +31,12 @@ GATHER = """\
 #pragma GCC target("tune=haswell")
 #endif
 """
+#: The begin of a block that all threads run, each as the caller treats denormals.
+PARALLEL = (
+    "  #pragma omp parallel num_threads(threads) if (threads > 1)",
+    "  {",
+    "    const InMode as_caller(mode);",
+)
 
 
 def _converts_back(v: Variant) -> bool:
@@ -62,6 +68,7 @@ def _main(kernel: Kernel) -> list[str]:
     lines = [
         'extern "C" void fuseopt_step(const Table* tables, int64_t threads) {',
         f"  threads = useful(tables, 0, {n}, threads);",
+        "  const uint64_t mode = float_mode();",
         *(
             # each of these calls OpenMP, which one thread need not do
             ("  const int64_t grain = threads > 1 ? 1 : 1 << 30;",)
@@ -79,8 +86,7 @@ def _main(kernel: Kernel) -> list[str]:
         alone = "  #pragma omp parallel num_threads(1)"
         lines += [alone, "  {", *_run(kernel, range(last, n)), "  }"]
     lines += [
-        "  #pragma omp parallel num_threads(threads) if (threads > 1)",
-        "  {",
+        *PARALLEL,
         *_run(kernel, range(len(kernel.variants))),
     ]
     if kernel.finish:
@@ -88,8 +94,7 @@ def _main(kernel: Kernel) -> list[str]:
         lines += [
             "  }",
             f"  threads = useful(tables, {first}, {last}, threads);",
-            "  #pragma omp parallel num_threads(threads) if (threads > 1)",
-            "  {",
+            *PARALLEL,
             *_run(kernel, range(first, last)),
         ]
     return [*lines, "  }", "}"]
@@ -205,7 +210,7 @@ class CppTarget(Target):
                 element = writer.element()
             lane = [*writer.lane(), ""] if has_lane_phase(variant) else []
             parts.append("\n".join([*lane, *element, ""]))
-        parts.append(header("driver"))
+        parts += [header("modes"), header("driver")]
         parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)
         return Source(self.name, text, "fuseopt_step", tuple(map(layout, kernel.every)))

@@ -289,10 +289,13 @@ template <class T> struct Products {
 
   static int64_t run(const ProductChain* c) {
     int64_t n = c->threads;
+    const uint64_t mode = float_mode();
 #pragma omp parallel for num_threads(n) if (n > 1) schedule(static)
-    for (int64_t t = 0; t < n; ++t)
+    for (int64_t t = 0; t < n; ++t) {
+      const InMode as_caller(mode);
       for (int64_t r = c->rows * t / n; r < c->rows * (t + 1) / n; ++r)
         row(c, r, c->memory + t * c->room);
+    }
     return 1;
   }
 };
