@@ -89,7 +89,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an option of in_backward": (
         lambda: fuseopt.in_backward(torch.nn.Linear(2, 2), torch.optim.SGD, bucket=1),
         errors.ConfigError,
-        "unknown option 'bucket'; did you mean 'buckets'? Known: buckets, thread, target, ",
+        "unknown option 'bucket'; did you mean 'buckets'? Known: buckets, thread, ",
     ),
     "a mode": (
         lambda: torch.compile(optimizer().step, backend="fuseopt", mode="fastest")(),
