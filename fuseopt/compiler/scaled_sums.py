@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..capture import Captured
 from ..capture.aten.externs import Call, TensorRef
@@ -29,16 +29,10 @@ from ..ir.graph import (
 from ..ir.products import CHAINED, SCALED, Layout, Product, Result, Trial
 from ..runtime.matrix_calls import scaled_sum
 from ..scheduler.batch_limits import refusal
+from ..scheduler.batches import kind_of_scale
 from ..scheduler.dependencies import CPU
-from ..scheduler.passes import Verdict
+from ..scheduler.passes import Batching
 from .iterations import DTYPES, MM, Facts, Place
-
-
-class Probing(Protocol):
-    """Tells whether a batched call has eager's bits; see scheduler.passes.Batching."""
-
-    def verdict(self, trial: Trial, chain: bool) -> Verdict:
-        """Return whether these products may be one call; `chain`: also CHAINED."""
 
 
 class _Sum(NamedTuple):
@@ -69,7 +63,7 @@ def has_products(captured: Captured) -> bool:
     )
 
 
-def with_scaled_sums(captured: Captured, products: Probing) -> Captured:
+def with_scaled_sums(captured: Captured, products: Batching) -> Captured:
     """Return the captured step with such products, where they have eager's bits."""
     facts = Facts(captured)
     found: dict[tuple[object, ...], list[_Sum]] = defaultdict(list)
@@ -206,8 +200,7 @@ def _form(scalar: ScalarRef | None) -> str:
     """Return how a trial names a number: 1 for none."""
     if scalar is None:
         return "1"
-    special = isinstance(scalar, Literal) and scalar.value in (0.0, 1.0, -1.0)
-    return f"{scalar.value:g}" if special and isinstance(scalar, Literal) else "any"
+    return kind_of_scale(scalar.value if isinstance(scalar, Literal) else scalar)
 
 
 def _trial(facts: Facts, group: list[_Sum]) -> Trial:

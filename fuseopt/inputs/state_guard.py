@@ -66,9 +66,8 @@ class StateGuard:
 
     `epoch` is another one after each change. `count` increases with each change that is
     not of numbers alone. `moved`: the places of numbers that changed since `count`
-    increased.
-    `struct`: the record for the compiled helper, whose pass over the lanes reports
-    whether a comparison is needed.
+    increased. `struct`: the record for the compiled helper, whose pass over the lanes
+    reports whether a comparison is needed.
     """
 
     def __init__(self) -> None:
@@ -132,9 +131,8 @@ class StateGuard:
         self._held.update(moved)
         self.moved.update(moved)
         self._contents.take(cells, changed)
-        last, self.epoch = self.epoch, Epoch()
-        if plain is not None:
-            self.epoch.before, self.epoch.moved = last, plain
+        last = self.epoch
+        self.epoch = Epoch() if plain is None else Epoch(last, plain)
         last.before = None
         return True
 

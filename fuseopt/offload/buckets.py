@@ -61,10 +61,7 @@ class MasterSteps:
         groups = self._of.wide_groups()
         layout = [
             [[*map(id, group["params"])] for group in groups],
-            [
-                {x: y for x, y in group.items() if x != "params" and _decides(y)}
-                for group in groups
-            ],
+            [*map(_options, groups)],
             [(id(x), len(x)) for x in state.values()],
         ]
         if layout == self._layout:

@@ -17,7 +17,7 @@ import torch
 from ..ir.graph import DTYPE_BYTES, Batch, Buffer, Graph, MemoryPlan, Stack, Symbol
 from ..ir.graph import Step as ScheduleStep
 from ..ir.products import MERGED, Operand, chained
-from ..scheduler.memory import storages_of
+from ..scheduler.memory import first_fit, storages_of
 from .batches import PreparedBatch
 from .chains import Chains, Place, Step, chain_call, in_room, step_of
 from .memory import Memory
@@ -231,18 +231,5 @@ def _in_room(
         for x in (*batch.operands, *batch.results):
             if x.stack in written and outside.isdisjoint(stacks[x.stack].storages):
                 used[x.stack] = used.get(x.stack, (i, i))[0], i
-    offsets: dict[int, int] = {}
-    there: list[tuple[int, int, int]] = []  # first byte, end, last batch
-    size = 0
-    for k, (first, last) in sorted(used.items(), key=lambda item: item[1]):
-        there = sorted(x for x in there if x[2] >= first)
-        need = -(-stacks[k].step // ALIGNED) * ALIGNED
-        at = 0
-        for start, end, _ in there:
-            if at + need <= start:
-                break
-            at = max(at, end)
-        there.append((at, at + need, last))
-        size = max(size, at + need)
-        offsets[k] = at
+    offsets, size = first_fit(used, {k: stacks[k].step for k in used}, ALIGNED)
     return _Local(offsets, size)

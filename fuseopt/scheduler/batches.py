@@ -289,7 +289,7 @@ class _Batcher:
             tuple(_layout(self.graph.buffers[b]) for b in p.operands),
             tuple((x.shape, x.stride, x.first) for x in operands),
             tuple(Result(x.shape, x.stride, x.dtype) for x in outs),
-            tuple(map(_kind, p.scales)),
+            tuple(map(kind_of_scale, p.scales)),
             p.options,
         )
         # generated code writes a transposed result too
@@ -440,7 +440,7 @@ def _uneven(stack: Stack) -> bool:
     return stack.dtype in MOST and stack.step % gap != 0
 
 
-def _kind(scale: object) -> str:
+def kind_of_scale(scale: object) -> str:
     """Return how BLAS distinguishes a number."""
     if isinstance(scale, float) and scale in APART:
         return f"{scale:g}"

@@ -10,7 +10,7 @@ temps are allocated at each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ..ir.graph import (
@@ -141,12 +141,38 @@ def _with_stacks_of(
             used[k] = used.get(k, (i, i))[0], i
     used = _through_chains(schedule, used)
     offsets = dict(plan.offsets)
-    begin = size = -(-plan.size // align) * align
+    stacks = schedule.stacks
+    sizes = {k: stacks[k].step * len(stacks[k].storages) for k in used}
+    places, size = first_fit(used, sizes, align, -(-plan.size // align) * align)
+    for k, at in places.items():
+        offsets.update(
+            (s, at + i * stacks[k].step) for i, s in enumerate(stacks[k].storages)
+        )
+    # storages in the arena are not returned by calls
+    returned = plan.returned - offsets.keys()
+    return replace(
+        plan, offsets=offsets, size=size, returned=returned, loose=plan.loose & returned
+    )
+
+
+def first_fit(
+    used: Mapping[int, tuple[int, int]],
+    sizes: Mapping[int, int],
+    align: int,
+    begin: int = 0,
+) -> tuple[dict[int, int], int]:
+    """Return a place for each piece of memory, and the end of all of them.
+
+    `used`: the first and the last step that need a piece; a place is used again after
+    the last one. `sizes`: the bytes of each. Places begin at multiples of `align`, from
+    `begin` on.
+    """
+    places: dict[int, int] = {}
     there: list[tuple[int, int, int]] = []  # first byte, end, last step
+    size = begin
     for k, (first, last) in sorted(used.items(), key=lambda item: item[1]):
-        stack = schedule.stacks[k]
         there = sorted(x for x in there if x[2] >= first)
-        need = -(-stack.step * len(stack.storages) // align) * align
+        need = -(-sizes[k] // align) * align
         at = begin
         for start, end, _ in there:
             if at + need <= start:
@@ -154,12 +180,8 @@ def _with_stacks_of(
             at = max(at, end)
         there.append((at, at + need, last))
         size = max(size, at + need)
-        offsets.update((s, at + i * stack.step) for i, s in enumerate(stack.storages))
-    # storages in the arena are not returned by calls
-    returned = plan.returned - offsets.keys()
-    return replace(
-        plan, offsets=offsets, size=size, returned=returned, loose=plan.loose & returned
-    )
+        places[k] = at
+    return places, size
 
 
 def _through_chains(
