@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+from fuseopt.errors import LaunchError
 from fuseopt.replicate import driver, steady
 from fuseopt.runtime import commit
 from tests.beside import quiet
+from tests.frozen import unlike
 from tests.replicate.steady_twins import Count, Pair, Side
 
 
@@ -80,3 +84,38 @@ def at_each_line(
                 return place
             check(pair, error, at.where)
             place += 1
+
+
+@pytest.fixture
+def sent() -> Iterator[list[Any]]:
+    """What the handler of a signal calls, last first."""
+    calls: list[Any] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls[-1]())
+    yield calls
+    signal.signal(signal.SIGUSR1, before)
+
+
+def call_at_each_line(
+    sent: list[Any],
+    leads: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], Pair] = led,
+) -> int:
+    """Let a handler do the call that it interrupts, at each line; see `at_each_line`.
+
+    Its call is done. The interrupted one too, or it has changed nothing.
+    """
+    if leads is driver:
+        monkeypatch.setattr(steady.SteadyCalls, "repeat", lambda *_: False)
+
+    def check(pair: Pair, error: Any, where: int) -> None:
+        sent.pop()
+        assert error is None or type(error) is LaunchError, (where, error)
+        for _ in range(1 if error else 2):
+            pair.twin.call()
+        assert not [*unlike(held(pair.mine), held(pair.twin))], where
+
+    def steps(pair: Pair) -> None:
+        sent.append(pair.mine.call)
+
+    return at_each_line(steps, check, leads, make)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +12,11 @@ from fuseopt.errors import LaunchError
 from fuseopt.replicate import driver, steady
 from tests.beside import quiet
 from tests.frozen import unlike
-from tests.replicate.at_lines import at_each_line, held
+from tests.replicate.at_lines import at_each_line, call_at_each_line, held, sent
 from tests.replicate.steady_table import EVENTS
 from tests.replicate.steady_twins import WAYS, Count, Pair
+
+__all__ = ["sent"]  # a fixture
 
 #: What a user may put in place of a list of parameters.
 LISTS = [name for name in EVENTS if "arameters in" in name or "list of" in name]
@@ -53,15 +53,6 @@ class Stop(Exception):
     """What the handler of a signal raises."""
 
 
-@pytest.fixture
-def sent() -> Iterator[list[Any]]:
-    """What the handler of a signal calls, last first."""
-    calls: list[Any] = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: calls[-1]())
-    yield calls
-    signal.signal(signal.SIGUSR1, before)
-
-
 @pytest.mark.slow
 def test_a_handler_that_raises(sent: list[Any]) -> None:
     """The call was done, or has changed nothing."""
@@ -88,20 +79,7 @@ def test_a_handler_that_steps_the_optimizer(
     sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step is done. The interrupted one too, or it has changed nothing."""
-    if leads is driver:
-        monkeypatch.setattr(steady.SteadyCalls, "repeat", lambda *_: False)
-
-    def check(pair: Pair, error: Any, where: int) -> None:
-        sent.pop()
-        assert error is None or type(error) is LaunchError, (where, error)
-        for _ in range(1 if error else 2):
-            pair.twin.call()
-        assert not [*unlike(held(pair.mine), held(pair.twin))], where
-
-    def steps(pair: Pair) -> None:
-        sent.append(pair.mine.call)
-
-    assert at_each_line(steps, check, leads) > 70
+    assert call_at_each_line(sent, leads, monkeypatch) > 70
 
 
 @pytest.mark.slow
