@@ -100,7 +100,7 @@ def run(saved: Saved, write: Callable[[str], None] = print) -> int:
     exact, worst = found.exact, found.worst
     write("the bits of the reference" if exact else f"{worst:.1e} from the reference")
     seconds = min(timed(found.launch, found.tensors))
-    moved = sum(traffic(kernel).bytes for kernel in plan.kernels)
+    moved = sum(traffic(saved.graph, kernel).bytes for kernel in plan.kernels)
     write(f"{1e6 * seconds:.1f} us, {moved:,} bytes: {moved / seconds / 1e9:.1f} GB/s")
     return int(not found.right)
 

@@ -246,13 +246,14 @@ def _refuse_folds(texts: Iterable[str]) -> None:
 
 def _describe(report: Report, lowered: Lowered) -> None:
     """Add the kernels and the schedule to a report."""
+    graph = lowered.captured.graph
     report.kernels = [
         reporting.kernel_report(
-            k, lowered.targets[k.name].name, lowered.sources[k.name].text
+            graph, k, lowered.targets[k.name].name, lowered.sources[k.name].text
         )
         for k in lowered.schedule.kernels
     ]
-    reporting.fill(report, lowered.captured.graph, lowered.schedule)
+    reporting.fill(report, graph, lowered.schedule)
     report.algorithms = list(lowered.algorithms)
     report.launches = len(lowered.sources)
 

@@ -352,9 +352,11 @@ def _kernels(kernels: Sequence[KernelReport], width: int) -> Iterator[Any]:
     yield table
 
 
-def kernel_report(kernel: Kernel, target: str, source: str) -> KernelReport:
-    """Describe one kernel, with the bytes that it moves."""
-    moved = traffic(kernel)
+def kernel_report(
+    graph: Graph, kernel: Kernel, target: str, source: str
+) -> KernelReport:
+    """Describe one kernel of a graph, with the bytes that it moves."""
+    moved = traffic(graph, kernel)
     return KernelReport(
         kernel.name,
         target,

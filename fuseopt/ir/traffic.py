@@ -47,16 +47,25 @@ def bytes_per_block(v: Variant) -> int:
     )
 
 
-def traffic(kernel: Kernel) -> Traffic:
-    """Return the traffic of one kernel."""
+def traffic(graph: Graph, kernel: Kernel) -> Traffic:
+    """Return the traffic of one kernel of a graph.
+
+    A row that all rows of a lane read counts once.
+    """
     elements = moved = 0
+    numels = [b.numel for b in graph.buffers]
     for v in kernel.every:
-        width, of_block = bytes_per_element(v), bytes_per_block(v)
-        size = size_of(v.instrs)
-        for shape in v.shapes:
+        of_block, size = bytes_per_block(v), size_of(v.instrs)
+        widths = [
+            (DTYPE_BYTES[s.dtype] * (s.read + s.write), column)
+            for s, column in zip(v.slots, v.columns, strict=True)
+            if s.domain == "element"
+        ]
+        for lane, shape in enumerate(v.shapes):
             n = numel(shape)
             elements += n
-            moved += n * width + (count(n, size) * of_block if size else 0)
+            moved += sum(w * min(n, numels[column[lane]]) for w, column in widths)
+            moved += count(n, size) * of_block if size else 0
     lanes = sum(v.lanes for v in kernel.variants if bytes_per_element(v))
     return Traffic(lanes or kernel.lanes, elements, moved)
 

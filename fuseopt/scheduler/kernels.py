@@ -37,6 +37,7 @@ from .grouping import (
     lanes_of_stage,
     shared_numbers,
 )
+from .recompute import recomputed
 from .stages import stages
 
 
@@ -142,6 +143,10 @@ def schedule_kernels(graph: Graph, passed: Callable[[str], None]) -> Schedule:
             number = len(lane_of)
             lane_of.update(dict.fromkeys(lane, number))
     kept = _kept_values(aligned, lane_of, numbers.clones)
+    again = recomputed(aligned, plan, lane_of, kept, numbers.clones)
+    clones = numbers.clones | again
+    if again:
+        kept = _kept_values(aligned, lane_of, clones)
     passed("lanes")
 
     steps: list[Step] = []
@@ -149,9 +154,7 @@ def schedule_kernels(graph: Graph, passed: Callable[[str], None]) -> Schedule:
     for s in range(-1, last + 1):
         groups: dict[tuple[str, tuple[object, ...]], list[LaneTable]] = {}
         for lane in lanes.get(s, ()):
-            table = describe_lanes(
-                aligned, lane, producer, kept, numbers.clones, plan.late
-            )
+            table = describe_lanes(aligned, lane, producer, kept, clones, plan.late)
             if not table.stores:
                 continue
             node = first[lane[0]]

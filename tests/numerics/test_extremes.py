@@ -240,7 +240,7 @@ def test_tables_of_huge_tensors(name: str) -> None:
         tuple(table.geometry[i : i + 2]) for i in range(3, len(table.geometry), 2)
     }
     assert strides == {(columns, 1), (1, rows)}
-    report = fuseopt.compiler.report.kernel_report(kernel, "cpp", "")
+    report = fuseopt.compiler.report.kernel_report(captured.graph, kernel, "cpp", "")
     assert report.elements == sum(sizes)
 
 

@@ -6,6 +6,8 @@ combines the parts and runs output code.
 
 from __future__ import annotations
 
+from ...ir.graph import Slot
+from ..optable import CPP_STORAGE, CPP_TYPES
 from .folded import Folded
 from .folds import run_type, serial
 from .walk import rooms
@@ -115,6 +117,7 @@ def _range(p: Folded) -> list[str]:
         *(f"  {x}" for x in rooms(p.slots)),
         *(f"  {x}" for x in p.each("alignas(64) {kind} y{k}[MANY];")),
         "  const bool flat = t.strided[lane] < 0;",
+        *_direct(p),
         "  const int64_t none[] = {1, 1};",
         "  const int64_t* g = flat ? none : t.geometry + t.strided[lane];",
         f"  Walk<{slots}> walk(flat ? 0 : g[0], g + 1, g + 1 + g[0]);",
@@ -139,6 +142,33 @@ def _range(p: Folded) -> list[str]:
         "  if (turns) turns->pass(ticket);",
         "}",
     ]
+
+
+def _direct(p: Folded) -> list[str]:
+    """Return code that folds neighbours where they lie, if nothing else is done to
+    them.
+
+    Threads that fold in turns bring them to their caches before their turn.
+    """
+    loads = [p.v.instrs[p.v.instrs[x].args[0]] for x in p.folds]
+    slots = p.v.slots
+    if any(x.op != "load" or not _as_it_lies(slots[int(x.attr or 0)]) for x in loads):
+        return []
+    if any(slots[s].domain == "element" for _, s in p.v.stores):
+        return []
+    given = "".join(f", p{x.attr} + begin" for x in loads)
+    return [
+        "  if (flat && !turns) {",
+        f"    feed{p.n}(t, lane, begin, end, f{given});",
+        "    return;",
+        "  }",
+    ]
+
+
+def _as_it_lies(slot: Slot) -> bool:
+    """Do elements have one form in memory and in registers?"""
+    same = CPP_STORAGE[slot.dtype] == CPP_TYPES[slot.dtype]
+    return slot.domain == "element" and same
 
 
 def _block(p: Folded) -> list[str]:
