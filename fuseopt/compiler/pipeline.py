@@ -246,11 +246,9 @@ def _refuse_folds(texts: Iterable[str]) -> None:
 
 def _describe(report: Report, lowered: Lowered) -> None:
     """Add the kernels and the schedule to a report."""
-    graph = lowered.captured.graph
+    graph, targets, sources = lowered.captured.graph, lowered.targets, lowered.sources
     report.kernels = [
-        reporting.kernel_report(
-            graph, k, lowered.targets[k.name].name, lowered.sources[k.name].text
-        )
+        reporting.kernel_report(graph, k, targets[k.name].name, sources[k.name].text)
         for k in lowered.schedule.kernels
     ]
     reporting.fill(report, graph, lowered.schedule)

@@ -168,7 +168,7 @@ class Binding:
             if self.temps.keeps:
                 self.temps.take(self.addresses)
             self.device_launches = DeviceLaunches(
-                {s.name: s for s in schedule.steps if isinstance(s, (Kernel, Run))},
+                self._shown,
                 self.tables.every,
                 self.tables.arenas,
                 self.addresses.words,
@@ -280,7 +280,13 @@ class Binding:
     def calls(self, step: Kernel | Run, threads: int) -> list[Callable[[], object]]:
         """Return C calls that run a kernel of the CPU, with a name for a profiler."""
         calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
-        return marked(kernel_name(step), calls) if profiled() else calls
+        return marked(self._shown(step.name), calls) if profiled() else calls
+
+    def _shown(self, name: str) -> str:
+        """Return a kernel's name for a profiler."""
+        graph, steps = self.plan.captured.graph, self.plan.schedule.steps
+        (step,) = (x for x in steps if isinstance(x, (Kernel, Run)) and x.name == name)
+        return kernel_name(graph, step)
 
     def keep(self, taking: bytes | None) -> None:
         """Let only lanes of some owners take part in launches from now on. None lets

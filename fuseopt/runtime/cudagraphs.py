@@ -255,7 +255,9 @@ class Replays:
             site.wait()
         replays = graphs.replays
         if profiled():
-            replays = marked(replay_name(bound.plan.schedule), replays)
+            plan = bound.plan
+            name = replay_name(plan.captured.graph, plan.schedule)
+            replays = marked(name, replays)
         assert bound.device_launches is not None
         try:
             with bound.undo_graphs(tensors) as undo:

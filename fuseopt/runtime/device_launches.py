@@ -16,9 +16,8 @@ from itertools import groupby
 from typing import cast
 
 from ..compat.profiling import profiled
-from ..ir.graph import Kernel, Run
 from .cpp.table import DeviceTable, HostTable, KernelTable
-from .marks import kernel_name, marked
+from .marks import marked
 from .tables.updates import updater
 from .tables.upload import Arena
 from .undo import at_once
@@ -29,15 +28,15 @@ Calls = Sequence[Callable[[], object]]
 class DeviceLaunches:
     """Launches of a binding that has kernels on devices.
 
-    `steps` and `tables` are by name. `fed` is true if devices read results of the CPU's
-    kernels. `saved` is a C call that saves those numbers and restores them, None where
+    `shown` returns the name of a kernel for profilers. `tables` are by name. `fed` is
+    true if devices read results of the CPU's kernels. `saved` is a C call that saves those numbers and restores them, None where
     there are none. `alone` is true if the plan has only launches, allocates no memory,
     and needs no copies of tensors for an undo.
     """
 
     def __init__(
         self,
-        steps: Mapping[str, Kernel | Run],
+        shown: Callable[[str], str],
         tables: Mapping[str, KernelTable],
         arenas: Sequence[Arena],
         pool: array[int],
@@ -46,7 +45,7 @@ class DeviceLaunches:
         saved: Callable[[int], object] | None,
         alone: bool,
     ) -> None:
-        self.steps, self.tables = steps, tables
+        self.shown, self.tables = shown, tables
         self.arenas = [arena for arena in arenas if arena.remote]
         self.fed, self.saved, self.alone = fed, saved if fed else None, alone
         #: the name of a table of the CPU, or a call that writes the words of several
@@ -69,7 +68,7 @@ class DeviceLaunches:
             calls = cast(HostTable, table).launches(threads)
         else:
             calls = [functools.partial(cast(DeviceTable, table).run)]
-        return marked(kernel_name(self.steps[name]), calls) if profiled() else calls
+        return marked(self.shown(name), calls) if profiled() else calls
 
     def _make(self, threads: int) -> tuple[int, Calls, Calls, Calls]:
         """Return the calls before copies, the starts of devices' kernels, and the CPU's

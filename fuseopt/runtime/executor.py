@@ -94,7 +94,7 @@ def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
         for step in bound.plan.schedule.steps
         if isinstance(step, (Kernel, Run)) and bound.tables.every[step.name] is table
     )
-    with profiler_range(kernel_name(step)):
+    with profiler_range(kernel_name(bound.plan.captured.graph, step)):
         table.launch(threads)
 
 

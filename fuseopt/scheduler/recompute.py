@@ -1,8 +1,9 @@
 """Select nodes that later kernels compute again, so that their results need no memory.
 
-A kernel often reads elements that an earlier one computed from little: a gradient cast
-to another type, or an update that a row, a column and the gradient give. To store and
-read such a temp moves more bytes than to compute it again, and it needs memory.
+A kernel often reads elements that an earlier one computed from little. Examples are a
+gradient cast to another type, and an update from a row, a column and the gradient. To
+store and read such a temp moves more bytes than to compute it again. It also needs
+memory.
 
 A later kernel may compute a value again if each tensor that it is computed from still
 holds the same version there. It does so where that moves fewer bytes, and takes no more
@@ -20,8 +21,8 @@ from ..ir.graph import DTYPE_BYTES, Extern, SchedulerNode
 from .alignment import Aligned
 from .dependencies import Stages, device, space
 
-#: Instructions that cost no more than a load, and those that take several times as long.
-#: What is neither is not computed twice.
+#: Instructions that cost no more than a load, and those that take several times as
+#: long. What is neither is not computed twice.
 LIGHT = frozenset(
     "load scalar const cast add sub mul fma neg abs max min lt le eq ne where "
     "bitcast isnan and or xor not".split()
@@ -30,7 +31,7 @@ HEAVY = frozenset({"div", "sqrt", "vsqrt"})
 
 
 class _Again(NamedTuple):
-    """What a lane needs to compute a value again: nodes, and values in memory."""
+    """The nodes that compute a value again, and the values in memory that they read."""
 
     nodes: frozenset[int]
     sources: frozenset[int]
@@ -205,7 +206,7 @@ class _Recompute:
         return sum(x.op in HEAVY for x in node.body.instrs)
 
 
-#: Quotients and roots that may be computed again for each load or store that this saves.
+#: Quotients and roots that may be computed again for each load or store that is saved.
 HEAVY_PER_ACCESS = 2
 
 
