@@ -29,9 +29,10 @@ class DeviceLaunches:
     """Launches of a binding that has kernels on devices.
 
     `shown` returns the name of a kernel for profilers. `tables` are by name. `fed` is
-    true if devices read results of the CPU's kernels. `saved` is a C call that saves those numbers and restores them, None where
-    there are none. `alone` is true if the plan has only launches, allocates no memory,
-    and needs no copies of tensors for an undo.
+    true if devices read results of the CPU's kernels. `saved` is a C call that saves
+    those numbers and restores them, None where there are none. `alone` is true if the
+    plan has only launches, allocates no memory, and needs no copies of tensors for an
+    undo.
     """
 
     def __init__(
