@@ -150,12 +150,13 @@ def _direct(p: Folded) -> list[str]:
 
     Threads that fold in turns bring them to their caches before their turn.
     """
-    loads = [p.v.instrs[p.v.instrs[x].args[0]] for x in p.folds]
     slots = p.v.slots
-    if any(x.op != "load" or not _as_it_lies(slots[int(x.attr or 0)]) for x in loads):
-        return []
     if any(slots[s].domain == "element" for _, s in p.v.stores):
         return []
+    loads = [p.v.instrs[p.v.instrs[x].args[0]] for x in p.folds]
+    for load, kind in zip(loads, p.kinds, strict=True):
+        if load.op != "load" or not _lies_as(slots[int(load.attr or 0)], kind):
+            return []
     given = "".join(f", p{x.attr} + begin" for x in loads)
     return [
         "  if (flat && !turns) {",
@@ -165,10 +166,10 @@ def _direct(p: Folded) -> list[str]:
     ]
 
 
-def _as_it_lies(slot: Slot) -> bool:
-    """Do elements have one form in memory and in registers?"""
-    same = CPP_STORAGE[slot.dtype] == CPP_TYPES[slot.dtype]
-    return slot.domain == "element" and same
+def _lies_as(slot: Slot, kind: str) -> bool:
+    """Are elements numbers of a C++ type, in memory and in registers?"""
+    types = {CPP_STORAGE[slot.dtype], CPP_TYPES[slot.dtype]}
+    return slot.domain == "element" and types == {kind}
 
 
 def _block(p: Folded) -> list[str]:
