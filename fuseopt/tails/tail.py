@@ -122,30 +122,31 @@ class Tail:
             raise UnsupportedInput(what)
         with self._lock:
             settle_of(self.optimizers, "the tail")
-            if self._held:
-                with on_masters(self._held):
-                    outcome = self._locked(average, accumulated, step)
-                for x in self.optimizers if self.zero_grad else ():
-                    x.zero_grad(set_to_none=bool(self.zero_grad != "zeros"))
-                return outcome
-            return self._locked(average, accumulated, step)
+            self._averages.set_call(average, step)
+            if self._lists.follow():
+                self._steady = None
+            repeatable = accumulated is None and step is None
+            if repeatable and self._steady is not None:
+                outcome = self._again(self._steady, average)
+                if outcome is not None:
+                    return outcome
+            repeated = average if repeatable else None
+            if not self._held:
+                return self._anew(accumulated, repeated)
+            with on_masters(self._held):
+                outcome = self._anew(accumulated, repeated)
+            for x in self.optimizers if self.zero_grad else ():
+                x.zero_grad(set_to_none=bool(self.zero_grad != "zeros"))
+            return outcome
 
-    def _locked(self, average: bool, accumulated: Any, step: int | None) -> Outcome:
-        """Do a call, with masters in the groups of the optimizers that have any."""
-        self._averages.set_call(average, step)
-        if self._lists.follow():
-            self._steady = None
-        if accumulated is None and step is None and self._steady is not None:
-            outcome = self._again(self._steady, average)
-            if outcome is not None:
-                return outcome
+    def _anew(self, accumulated: Any, average: bool | None) -> Outcome:
+        """Check the options, and do a call; see `_call`."""
         params = parameters_of(self.optimizers)
         tail_inputs = self._content(accumulated, params)
         self._steady = None
-        repeatable = accumulated is None and step is None
         if self.norm_groups is not None:
             return step_of_groups(self, self._call, tail_inputs, params)
-        return self._call(tail_inputs, params, average if repeatable else None)
+        return self._call(tail_inputs, params, average)
 
     def forget(self) -> None:
         """Release what was compiled: the optimizer's state is stored otherwise now."""
