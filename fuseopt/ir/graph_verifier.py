@@ -208,8 +208,8 @@ def check_instrs(
 
 
 def _check_blocks(where: str, instrs: Sequence[Instr]) -> None:
-    """What has a number for each block is loaded by `spread` alone, and what `first`
-    makes is stored.
+    """Check that `spread` alone loads what has a number for each block, and that what
+    `first` makes is stored.
     """
     if not blocks.sizes_of(instrs):
         return

@@ -35,7 +35,7 @@ NUMBERS = ("scale", "divisor", "max_norm")
 
 
 class SharedTotals:
-    """Graphs of the first launch. The class calls `notify` with each one's Report."""
+    """Graphs of the first launch. The class calls `notify` with the Report of each."""
 
     def __init__(self, config: Config, notify: Callable[[Report], None]) -> None:
         self.config = config

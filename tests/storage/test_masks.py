@@ -10,6 +10,7 @@ from torch.sparse import _semi_structured_conversions as conversions
 
 import fuseopt
 from fuseopt import Storage
+from fuseopt.errors import UnsupportedInput
 from tests.storage.reference import (
     Reference,
     assert_same,
@@ -150,3 +151,16 @@ def test_the_packed_copy_is_refreshed(name: str) -> None:
         assert same_bits(meta, optimizer.state[p]["meta"])
     report = fuseopt.reports()[-1]
     assert (report.launches, report.fallback) == (2, "")
+
+
+def test_a_packed_parameter_is_refused() -> None:
+    """torch steps no such parameter either: it has no in-place op."""
+    values, meta = packed_copy(params_of(1, sizes=((64, 64),))[0])
+    rest: Any = dict.fromkeys(
+        ("packed_t", "meta_t", "compressed_swizzled_bitmask"), None
+    )
+    kind: Any = torch.sparse.SparseSemiStructuredTensorCUTLASS
+    packed = kind(torch.Size((64, 64)), packed=values, meta=meta, **rest)
+    params = [*params_of(1), torch.nn.Parameter(packed)]
+    with pytest.raises(UnsupportedInput, match="parameter 1 of AdamW is a SparseSemi"):
+        fuseopt.compile(torch.optim.AdamW(params), storage="bf16")

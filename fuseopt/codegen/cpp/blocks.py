@@ -227,8 +227,9 @@ class Blocks:
         return [*lines, "}"]
 
     def _pieces(self, size: int, taken: Iterable[int], lines: list[str]) -> list[str]:
-        """Lines for each block of a smaller size within a block, from element f on of
-        the largest one, with the numbers `taken` of such blocks or larger ones.
+        """Return lines for each smaller block, from element f on within the largest.
+
+        `taken`: the numbers of such blocks, or larger ones, that they use.
         """
         kinds = {x: REGISTER[self.v.instrs[x].dtype] for x in taken}
         read = [
