@@ -122,7 +122,7 @@ class LedSeveral:
             return self.refusal or "the option verify is on"
         for name, what in WITHOUT.items():
             if tail_inputs[name]:
-                return f"{what} are asked for, which take one graph of plain state"
+                return f"{what} need optimizers without packed state and masters"
         if not all(part.led.wants(tail_inputs) for part in self.parts):
             return "adaptive clipping with a flag needs another clip"
         if any(compat.are_spread(parameters_of([x.optimizer])) for x in self.parts):

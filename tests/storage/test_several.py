@@ -242,7 +242,7 @@ def test_what_one_tail_cannot_do_is_named() -> None:
     every = [p for x in both for p in x.param_groups[0]["params"]]
     give_grads(0, every)
     strict()  # makes the state
-    with pytest.raises(CaptureError, match="kept packed; stats are asked for"):
+    with pytest.raises(CaptureError, match="kept packed; stats need optimizers"):
         strict()
 
 
