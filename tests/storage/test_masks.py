@@ -153,6 +153,7 @@ def test_the_packed_copy_is_refreshed(name: str) -> None:
     assert (report.launches, report.fallback) == (2, "")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor")
 def test_a_packed_parameter_is_refused() -> None:
     """torch steps no such parameter either: it has no in-place op."""
     values, meta = packed_copy(params_of(1, sizes=((64, 64),))[0])
