@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .storage.checkpoints import full_precision
     from .storage.rule import Storage
     from .tails.clip import clip_grad_norm_
+    from .tails.make import tail
     from .tails.norm_groups import NormGroup
-    from .tails.tail import tail
 
 __version__ = "0.1.0"
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "compile": "isolate.compile",
-    "tail": "tails.tail",
+    "tail": "tails.make",
     "clip_grad_norm_": "tails.clip",
     "NormGroup": "tails.norm_groups",
     "in_backward": "backward.handle",

@@ -64,6 +64,15 @@ def founds_of(
     return flags
 
 
+def has_unscaled(
+    scaler: torch.amp.GradScaler, optimizer: Optimizer, found: torch.Tensor
+) -> None:
+    """Record in the scaler that gradients were unscaled, with the flag `found`."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["found_inf_per_device"] = {found.device: found}
+    state["stage"] = STAGES.UNSCALED
+
+
 def has_stepped(
     scaler: torch.amp.GradScaler,
     optimizer: Optimizer,

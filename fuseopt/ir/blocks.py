@@ -1,7 +1,8 @@
 """Blocks of elements: so many neighbours of a lane, which have numbers in common.
 
 Elements are counted as they lie in a contiguous tensor of the lane's shape. A buffer of
-blocks has a number for each, the last of which may be of fewer elements.
+blocks has a number for each, the last of which may be of fewer elements. Blocks of
+several sizes lie in each other, since sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def count(numel: int, size: int) -> int:
 
 
 def size_of(instrs: Iterable[Instr]) -> int:
-    """The size of blocks that instructions use; 0 if they use none."""
+    """The largest size of blocks that instructions use; 0 if they use none."""
     return max((int(i.attr or 0) for i in instrs if i.op in SIZED), default=0)
 
 
@@ -50,15 +51,25 @@ def write_by_block(body: Body, k: int) -> int:
     return int(instr.attr or 0) if instr.op == "first" else 0
 
 
-def uniform(instrs: Sequence[Instr], elements: Iterable[int]) -> frozenset[int]:
-    """Return the instructions whose result all elements of a block share."""
+def slot_sizes(
+    instrs: Sequence[Instr], stores: Iterable[tuple[int, int]]
+) -> dict[int, int]:
+    """Return the size of blocks of each slot that has a number for each block."""
+    made = {s: int(instrs[x].attr or 0) for x, s in stores if instrs[x].op == "first"}
+    return {**read_by_block(instrs), **made}
+
+
+def uniform(instrs: Sequence[Instr], elements: Iterable[int]) -> dict[int, int]:
+    """Return the instructions whose result all elements of a block share, and the size
+    of that block.
+    """
     inside = set(elements)
-    found: set[int] = set()
+    found: dict[int, int] = {}
     for x in sorted(inside):
         instr = instrs[x]
-        if instr.op in ("spread", "first", *FOLDS):
-            found.add(x)
+        if instr.op in SIZED:
+            found[x] = int(instr.attr or 0)
         elif instr.op not in ("load", "tail", "index") and instr.args:
             if all(a in found or a not in inside for a in instr.args):
-                found.add(x)
-    return frozenset(found)
+                found[x] = min(found[a] for a in instr.args if a in found)
+    return found

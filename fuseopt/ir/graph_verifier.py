@@ -208,12 +208,10 @@ def check_instrs(
 
 
 def _check_blocks(where: str, instrs: Sequence[Instr]) -> None:
-    """Blocks have one size. What has a number for each is loaded by `spread` alone, and
-    what `first` makes is stored.
+    """Check that `spread` alone loads what has a number for each block, and that what
+    `first` makes is stored.
     """
-    sizes = blocks.sizes_of(instrs)
-    require(len(sizes) < 2, f"{where}: blocks of {sorted(sizes)}")
-    if not sizes:
+    if not blocks.sizes_of(instrs):
         return
     places = blocks.read_by_block(instrs)
     for x, instr in enumerate(instrs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .blocks import count, size_of
+from .blocks import count, slot_sizes
 from .geometry import numel
 from .graph import DTYPE_BYTES, Graph, Kernel, Variant, read_by
 
@@ -38,13 +38,16 @@ def bytes_per_element(v: Variant) -> int:
     )
 
 
-def bytes_per_block(v: Variant) -> int:
-    """Bytes that are read and written for each block of a variant's lanes."""
-    return sum(
-        DTYPE_BYTES[s.dtype] * (s.read + s.write)
-        for s in v.slots
-        if s.domain == "block"
-    )
+def bytes_per_block(v: Variant) -> dict[int, int]:
+    """Bytes that are read and written for each block of a variant's lanes, by the size
+    of blocks.
+    """
+    moved: dict[int, int] = {}
+    for k, size in slot_sizes(v.instrs, v.stores).items():
+        slot = v.slots[k]
+        width = DTYPE_BYTES[slot.dtype] * (slot.read + slot.write)
+        moved[size] = moved.get(size, 0) + width
+    return moved
 
 
 def traffic(graph: Graph, kernel: Kernel) -> Traffic:
@@ -55,7 +58,7 @@ def traffic(graph: Graph, kernel: Kernel) -> Traffic:
     elements = moved = 0
     numels = [b.numel for b in graph.buffers]
     for v in kernel.every:
-        of_block, size = bytes_per_block(v), size_of(v.instrs)
+        of_blocks = bytes_per_block(v)
         widths = [
             (DTYPE_BYTES[s.dtype] * (s.read + s.write), column)
             for s, column in zip(v.slots, v.columns, strict=True)
@@ -65,7 +68,7 @@ def traffic(graph: Graph, kernel: Kernel) -> Traffic:
             n = numel(shape)
             elements += n
             moved += sum(w * min(n, numels[column[lane]]) for w, column in widths)
-            moved += count(n, size) * of_block if size else 0
+            moved += sum(count(n, size) * x for size, x in of_blocks.items())
     lanes = sum(v.lanes for v in kernel.variants if bytes_per_element(v))
     return Traffic(lanes or kernel.lanes, elements, moved)
 

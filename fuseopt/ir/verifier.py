@@ -214,6 +214,7 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
                 f"{where}: the column of {name} {k} has {len(column)} entries for "
                 f"{v.lanes} lanes",
             )
+    block_sizes = blocks.slot_sizes(v.instrs, v.stores)
     for s, (slot, column) in enumerate(zip(v.slots, v.columns, strict=True)):
         for lane, index in enumerate(column):
             b, space = graph.buffers[index], v.shapes[lane]
@@ -222,7 +223,7 @@ def _check_columns(graph: Graph, where: str, v: Variant) -> None:
             if slot.domain == "lane":
                 require(b.shape == (), f"{here}, shape {list(b.shape)} as one number")
             elif slot.domain == "block":
-                n = blocks.count(numel(space), blocks.size_of(v.instrs))
+                n = blocks.count(numel(space), block_sizes[s])
                 require(b.shape == (n,), f"{here}, shape {list(b.shape)} as {n} blocks")
             elif slot.domain == "output":
                 left = kept(space, v.reduced[lane])

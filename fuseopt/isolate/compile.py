@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.optim import Optimizer
 
 from .. import compat
@@ -74,6 +75,8 @@ def compile_stored(
             "does not call torch.optim.Optimizer.__init__, so its state dicts have no "
             "hooks. Compile it without storage"
         )
+    if rule is not None:
+        _check_dense(optimizer)
     current: Any = optimizer.step
     isolated = getattr(current, COMPILED, None)
     if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
@@ -98,6 +101,18 @@ def compile_stored(
     function, bound = function_and_binding
     optimizer.step = Step(optimizer, function) if bound else function  # type: ignore
     return optimizer
+
+
+def _check_dense(optimizer: Optimizer) -> None:
+    """Raise UnsupportedInput for a parameter that is packed as 2 of 4."""
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    for k, p in enumerate(every):
+        if isinstance(p, torch.sparse.SparseSemiStructuredTensor):
+            raise UnsupportedInput(
+                f"storage: parameter {k} of {type(optimizer).__name__} is a "
+                f"{type(p).__name__}, which torch cannot write in place. Step a dense "
+                "weight with a mask in its state: see Masks in docs/storage.md"
+            )
 
 
 def _loaded(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ class CPUOffloadOptimizer(MasterOptimizer):
     Weights of the parameters' type, masters, state and gradients lie in CPU memory.
     Each gradient is copied when the backward has accumulated it. After the step the
     weights are copied back. The arguments are those of `MasterOptimizer`. Parameters on
-    the CPU are stepped in place. The step uses gradients that were clipped before it.
+    the CPU are stepped in place. `fuseopt.tail` of this unscales and clips on the CPU.
     """
 
     def __init__(

@@ -119,6 +119,8 @@ class Masters:
         self.kind = kind
         self.every: list[Master] = []
         self.optimizer: Optimizer | None = None
+        #: see `storage.step.OtherPacked`
+        self.is_wide = False
 
     def add(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Make masters and return them. A parameter of float32 is its own master."""
@@ -180,8 +182,23 @@ class Masters:
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[None]:
-        """Allocate masters and their gradients within the context."""
+        """Allocate masters and their gradients within the context, and pack the stepped
+        masters at its end.
+        """
+        with contextlib.nullcontext() if self.is_wide else self.widened():
+            stepped = [x for x in self.every if x.master.grad is not None]
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for x in stepped:
+                        x.form.pack(x.master, x.weight)
+
+    @contextlib.contextmanager
+    def widened(self) -> Iterator[None]:
+        """Allocate masters and their gradients within the context; pack nothing."""
         stepped = [x for x in self.every if x.master.grad is not None]
+        self.is_wide = True
         try:
             with torch.no_grad():
                 for x in self.every:
@@ -190,9 +207,8 @@ class Masters:
                     x.master.grad = x.cast.unpack({"": x.gradient})
             yield
         finally:
-            with torch.no_grad():
-                for x in stepped:
-                    x.form.pack(x.master, x.weight)
-                    x.master.grad = x.hollow
+            self.is_wide = False
+            for x in stepped:
+                x.master.grad = x.hollow
             for x in self.every:
                 x.empty()

@@ -140,6 +140,45 @@ class MasterOptimizer(Optimizer):
             self.optimizer.step()
             self._home.give_weights()
 
+    # ---------------------------------------------------------------- fuseopt.tail
+
+    def check_tail(self) -> None:
+        """Raise UnsupportedInput if a tail cannot step the masters: it replaces the
+        method `step`.
+        """
+        if type(self).step is not MasterOptimizer.step:
+            raise UnsupportedInput(
+                f"fuseopt.tail of {type(self).__name__}: its class overrides step, "
+                "which a tail of masters does not call. Call that step without a tail"
+            )
+
+    @contextlib.contextmanager
+    def in_tail(self) -> Iterator[None]:
+        """See `tails.masters`."""
+        with self._on_masters():
+            self._home.take_gradients()
+            self._masters.take_gradients()
+            yield
+            self._home.give_weights()
+        self._opt_called = True
+
+    def widened(self) -> contextlib.AbstractContextManager[None]:
+        """See `tails.masters`."""
+        return self._masters.widened()
+
+    def own_parameters(self) -> list[torch.Tensor]:
+        """See `tails.masters`."""
+        return [*chain(*self._lists)]
+
+    def stored_gradients(self) -> list[torch.Tensor]:
+        """See `tails.masters`."""
+        stored = {id(x.master): x.gradient for x in self._masters.every}
+        every = chain(*self._wide)
+        pairs = ((p, p.grad) for p in every)
+        return [stored.get(id(p), grad) for p, grad in pairs if grad is not None]
+
+    # ---------------------------------------------------------------- groups
+
     def wide_groups(self) -> list[dict[str, Any]]:
         """Return the groups, with masters in place of parameters."""
         pairs = zip(self.optimizer.param_groups, self._wide, strict=True)

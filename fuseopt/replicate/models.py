@@ -265,7 +265,7 @@ class Models:
     def packed(self, number: int) -> tuple[Packed, Packed]:
         """Return the packed tensors of a model, and the unpacked, without memory."""
         p = self.params[number]
-        if self.packing is None or p.grad is None:
+        if self.packing is None:
             return {}, {}
         state = self.state.get(p, {})
         return self.packing.of(p, state), self.packing.unpacked(p, state)

@@ -23,13 +23,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Packing(Protocol):
-    """A packed format of lanes' tensors. `unpack` and `pack` are marked OWN."""
+    """A packed format of lanes' tensors. Its functions for lanes are marked OWN."""
 
     def of(
         self, param: torch.Tensor, state: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
         """Return, by name, the packed tensors of a lane, and the ones with memory to
-        pack.
+        pack. Without a gradient, a lane has only its parameter to unpack.
 
         Among these, the step itself may use the parameter, and no other tensor.
         """
@@ -44,6 +44,9 @@ class Packing(Protocol):
 
     def pack(self, lanes: Sequence[Tensors]) -> None:
         """Pack the contents of these tensors after the step."""
+
+    def restore(self, lanes: Sequence[Tensors]) -> None:
+        """Compute again the parameters of these lanes, which have no memory."""
 
 
 def without_memory(captured: Captured, sources: Collection[int]) -> Captured:

@@ -128,7 +128,10 @@ def splice(
     packed tensor of a lane.
     """
     inputs, calls = _Inputs(gm, args), calls_of(gm.graph)
-    packing, lanes = models.packing, []
+    packing = models.packing
+    lanes: list[dict[str, Node]] = []
+    stepped: list[dict[str, Node]] = []
+    hollow: list[dict[str, Node]] = []
     for k in active:
         packed, unpacked = models.packed(k)
         others = (t for t in packed.values() if t is not models.params[k])
@@ -136,12 +139,21 @@ def splice(
             raise LanesDiffer("the step uses a tensor in which its state is packed")
         if packed:
             tensors = {**packed, **unpacked}
-            lanes.append({x: inputs.of(f"{x}_{k}", t) for x, t in tensors.items()})
+            lane = {x: inputs.of(f"{x}_{k}", t) for x, t in tensors.items()}
+            lanes.append(lane)
+            if models.params[k].grad is not None:
+                stepped.append(lane)
+            if any(t is models.params[k] for t in unpacked.values()):
+                hollow.append(lane)
     if packing is not None and lanes:
         with gm.graph.inserting_before(calls[0]):
             first = gm.graph.call_function(packing.unpack, (lanes,))
         with gm.graph.inserting_before(calls[-1]):
-            last = gm.graph.call_function(packing.pack, (lanes,))
+            last = gm.graph.call_function(packing.pack, (stepped,))
+            if wrapper is not None and wrapper.dtypes and hollow:
+                # columns read what the step left, or a skip of it
+                gm.graph.call_function(packing.restore, (hollow,))
+                last = calls[-1]
         calls = [first.next, *calls[1:-1], last] if wrapper is not None else calls
     if wrapper is not None:
         _splice_around(inputs, calls, models, active, wrapper, len(shared))

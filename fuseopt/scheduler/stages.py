@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from ..ir.blocks import SIZED, read_by_block, sizes_of, write_by_block
+from ..ir.blocks import SIZED, read_by_block, write_by_block
 from ..ir.geometry import memory_order
 from ..ir.graph import Extern, Refusal, SchedulerNode, kept
 from ..ir.sets import UnionFind
@@ -53,14 +53,6 @@ class _Stager:
             if isinstance(n, SchedulerNode)
             and any(x.op in ("index", *SIZED) for x in n.body.instrs)
         }
-        #: the size of blocks of a lane that has some, by its root
-        self.block_size = {
-            i: size
-            for i, n in enumerate(nodes)
-            if isinstance(n, SchedulerNode)
-            for size in sizes_of(n.body.instrs)
-        }
-        self.several_sizes = len(set(self.block_size.values())) > 1
         self.spaces = [() if isinstance(n, Extern) else space(graph, n) for n in nodes]
         self.devices = [
             "" if isinstance(n, Extern) else device(graph, n) for n in nodes
@@ -83,7 +75,7 @@ class _Stager:
             else:
                 wait = not self._feeds(e)
                 self.stage[i] = max(self.stage[i], self.stage[e.producer] + wait)
-        if not (self.any_reduction or self.several_sizes):
+        if not self.any_reduction:
             self.fused.extend(legal)
             return
         while True:
@@ -213,9 +205,6 @@ class _Stager:
         space = self._geometry(i) if self.reduces[i] else None
         if len(spaces | ({space} if space else set())) > 1:
             return "two reductions differ in dimensions, shapes or memory order"
-        lanes = {self.lanes.find(x) for x in (i, *(e.producer for e in beside))}
-        if len({self.block_size[x] for x in lanes & self.block_size.keys()}) > 1:
-            return "they use blocks of two sizes"
         if (spaces or space) and (i in self.counting or self._counting(beside)):
             return "a kernel cannot count elements that it reduces"
         after = [e for e in beside if self._after(e)]
@@ -262,14 +251,10 @@ class _Stager:
         for e in beside:
             geometry = geometry or self.geometry.get(self.lanes.find(e.producer))
         counting = i in self.counting or self._counting(beside)
-        lanes = {self.lanes.find(x) for x in (i, *(e.producer for e in beside))}
-        sizes = {self.block_size[x] for x in lanes & self.block_size.keys()}
         for e in beside:
             self.lanes.join(e.producer, i)
         if counting:
             self.counting.add(self.lanes.find(i))
-        if sizes:
-            self.block_size[self.lanes.find(i)] = max(sizes)
         if geometry is not None:
             self.geometry[self.lanes.find(i)] = geometry
 

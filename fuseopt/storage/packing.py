@@ -93,10 +93,20 @@ def like_unpacked(parts: Parts) -> torch.Tensor:
     return torch.empty_like(parts[""], dtype=WIDE)
 
 
+def packed_of(
+    param: torch.Tensor, state: State
+) -> dict[str, tuple[Format, dict[str, str]]]:
+    """Return `packed_in(state)`; of a lane without a gradient only the parameter."""
+    packed = packed_in(state)
+    if param.grad is None:
+        return {x: held for x, held in packed.items() if x == PARAM}
+    return packed
+
+
 def unpacked_in(param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
     """Return the tensors of a lane that hold its unpacked state, by target."""
     own = {PARAM: param, GRAD: param.grad}
-    targets = [x for x in packed_in(state) if x != COPY]
+    targets = [x for x in packed_of(param, state) if x != COPY]
     found = {x: own[x] if x in own else state[x] for x in targets}
     return {x: t for x, t in found.items() if t is not None}
 
@@ -117,15 +127,20 @@ class LanePacking:
                     if target != GRAD:
                         form.pack(lane[target], parts_of(lane, keys))
 
-        for function in (unpack, pack):
+        def restore(lanes: Sequence[Mapping[str, torch.Tensor]]) -> None:
+            for lane in lanes:
+                form, keys = packed_in(lane)[PARAM]
+                lane[PARAM].copy_(form.unpack(parts_of(lane, keys)))
+
+        for function in (unpack, pack, restore):
             setattr(function, OWN, True)
-        self.unpack, self.pack = unpack, pack
+        self.unpack, self.pack, self.restore = unpack, pack, restore
 
     def of(self, param: torch.Tensor, state: State) -> dict[str, torch.Tensor]:
         """Return the tensors of a lane for `unpack` and `pack`: the packed ones by key,
         those with memory by target.
         """
-        packed = packed_in(state)
+        packed = packed_of(param, state)
         keys = (key for _, of_one in packed.values() for key in of_one.values())
         copied = {COPY: param} if COPY in packed else {}
         return {**{key: state[key] for key in keys}, **copied}

@@ -20,7 +20,12 @@ Result = TypeVar("Result")
 
 
 class OtherPacked(Protocol):
-    """Other packed tensors of an optimizer's lanes while it steps."""
+    """Other packed tensors of an optimizer's lanes while it steps.
+
+    `is_wide`: true while they are unpacked around a step, which must run in eager.
+    """
+
+    is_wide: bool
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
         """Add the tensors to the state within the context; unpacked ones have no
@@ -33,6 +38,8 @@ class OtherPacked(Protocol):
 
 class NoOtherPacked:
     """Pack no other tensors."""
+
+    is_wide = False
 
     def hollow(self) -> contextlib.AbstractContextManager[None]:
         """See OtherPacked."""
@@ -113,9 +120,11 @@ class PackedStep:
         return result
 
     def begins(self, optimizer: Optimizer) -> bool:
-        """Must a step run in eager? True without any gradient, and if a parameter with
-        a gradient has not stepped and has no state.
+        """Must a step run in eager? True without any gradient, if a parameter with a
+        gradient has not stepped and has no state, and within `beside.is_wide`.
         """
+        if self.beside.is_wide:
+            return True
         ready = _with_gradients(optimizer)
         new = (p for p in ready if id(p) not in self._begun)
         return not ready or any(p not in optimizer.state for p in new)

@@ -42,6 +42,11 @@ class Averages:
         self.follow()
 
     @property
+    def names_sources(self) -> bool:
+        """Has the user named what is averaged?"""
+        return any(source is not None for _, source in self._given)
+
+    @property
     def lists(self) -> list[Tensors]:
         """The user's lists."""
         every = [x for pair in self._given for x in pair if x is not None]

@@ -22,6 +22,8 @@ from .sequence import (
     afterwards,
     clamp,
     gradients,
+    inverse_of,
+    largest,
     scale_by_norm,
 )
 from .stats import begin, table
@@ -50,7 +52,7 @@ def run(
         if scaler is not None:
             for optimizer in optimizers:
                 if compat.stage_of(scaler, optimizer) is compat.STAGES.READY:
-                    scaler.unscale_(optimizer)
+                    _unscale(scaler, optimizer, inputs.scale)
         norm = None
         limit = inputs.max_norm
         torch_only = raises or inputs.measured or isinstance(limit, torch.Tensor)
@@ -110,6 +112,21 @@ def run(
         if inputs.zeroed and all_grads:
             torch._foreach_zero_(all_grads)
     return norm, skips, stats
+
+
+def _unscale(
+    scaler: torch.amp.GradScaler, optimizer: Optimizer, scale: torch.Tensor | None
+) -> None:
+    """Do the work of `scaler.unscale_`. `scale` is the scale, for gradients elsewhere:
+    torch copies it to the CPU, and does not wait for the copy.
+    """
+    grads = gradients(optimizer)
+    if scale is None or scale.device == compat.scale_of(scaler).device or not grads:
+        scaler.unscale_(optimizer)
+        return
+    found = torch.logical_not(torch.isfinite(largest(grads))).float()
+    torch._foreach_mul_(grads, inverse_of(scale))
+    compat.has_unscaled(scaler, optimizer, found)
 
 
 def _copy(copies: list[torch.Tensor], source: list[torch.Tensor]) -> None:

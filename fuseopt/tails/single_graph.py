@@ -17,6 +17,8 @@ from .fused import FusedTail
 from .led import LedTail
 from .led_packed import LedPacked
 from .led_parts import ClipAlone, LedPartsTail
+from .led_several import LedSeveral
+from .masters import HasMasters
 from .order import dtypes_in_order
 from .steps import packs
 
@@ -43,8 +45,8 @@ class SingleGraph:
     """Tail of some optimizers. `refusal` is the reason why it runs in pieces, or "".
 
     `functions` are those of their steps, without the layers around them. A tail of
-    several optimizers is not led: the norm and flags of each depend on the gradients of
-    all.
+    several optimizers is led only if one of them has packed state or masters. `held`
+    has for each the optimizer that keeps its masters, or None.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SingleGraph:
         functions: Sequence[Callable[..., Any]],
         config: Config,
         options: Mapping[str, Any],
+        held: Sequence[HasMasters | None] = (),
     ) -> None:
         self.optimizers = optimizers
         self.whole = FusedTail(optimizers, functions, config, options)
@@ -63,7 +66,13 @@ class SingleGraph:
         packing = [x for x in optimizers if packs(x) is not None]
         if packing:
             self.packed = f"the state of {type(packing[0]).__name__} is kept packed"
-        if len(optimizers) == 1:
+        #: what leads several optimizers, or masters
+        self.several: LedSeveral | None = None
+        if any(held) or (packing and len(optimizers) > 1):
+            of_each = [*held] or [None for _ in optimizers]
+            rest = of_each, config, options
+            self.several = LedSeveral(optimizers, functions, *rest)
+        elif len(optimizers) == 1:
             common = optimizers[0], functions[0], config, options
             compiler = packs(optimizers[0])
             if compiler is None:
@@ -106,6 +115,11 @@ class SingleGraph:
         if parts is not None and compat.are_spread(params[:1]):
             refusal = parts.why_not(tail_inputs)
             return refusal or parts.step(tail_inputs, drops, params, grads)
+        if self.several is not None:
+            of_several = self.several.step(tail_inputs, drops, params)
+            if isinstance(of_several, str) and self.packed:
+                return f"{self.packed}; {of_several}"
+            return of_several
         there = bytes(p.grad is not None for p in params)
         may_be_eager = self.whole.config.fallback != "error"
         if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
@@ -130,6 +144,8 @@ class SingleGraph:
 
     def begins(self) -> bool:
         """Must packed state be made in eager first?"""
+        if self.several is not None:
+            return self.several.begins()
         return isinstance(self.led, LedPacked) and self.led.begins()
 
     def again(self) -> tuple[torch.Tensor, ...] | None:
@@ -163,6 +179,8 @@ class SingleGraph:
         if self.led is not None:
             self.led.release()
             self.led.refusal = ""
+        if self.several is not None:
+            self.several.release()
         if self.parts is not None:
             self.parts.release()
             self.parts.refusal = ""

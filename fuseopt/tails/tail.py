@@ -8,8 +8,7 @@ that creates the state.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -29,20 +28,18 @@ from ..isolate.isolated import TRACES
 from ..locks import new_rlock
 from .adaptive import checked_adaptive
 from .arguments import (
-    check_unclaimed,
     check_zero_grad,
     checked_limit,
-    checked_scaler,
     clear,
     gradients_of,
-    optimizers_of,
     parameters_of,
 )
 from .averages import Averages
 from .deferred import settle_of
 from .led_parts import ClipAlone
 from .lists import Lists
-from .norm_groups import NormGroup, NormGroups, step_of_groups, together
+from .masters import inner_of, masters_of, on_masters, parameters_of_users, widened
+from .norm_groups import NormGroups, step_of_groups
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
@@ -73,6 +70,9 @@ class Tail:
         **options: Any,
     ) -> None:
         self.optimizers = [*optimizers]
+        #: the optimizers that step masters, for those whose parameters have any
+        self._inner = [*map(inner_of, optimizers)]
+        self._held = [x for x in map(masters_of, optimizers) if x is not None]
         self.scaler = scaler
         self.decays = [*beside.decays]
         self.clip_grad_norm: Any = None
@@ -125,17 +125,28 @@ class Tail:
             self._averages.set_call(average, step)
             if self._lists.follow():
                 self._steady = None
-            if accumulated is None and step is None and self._steady is not None:
+            repeatable = accumulated is None and step is None
+            if repeatable and self._steady is not None:
                 outcome = self._again(self._steady, average)
                 if outcome is not None:
                     return outcome
-            params = parameters_of(self.optimizers)
-            tail_inputs = self._content(accumulated, params)
-            self._steady = None
-            repeatable = accumulated is None and step is None
-            if self.norm_groups is not None:
-                return step_of_groups(self, self._call, tail_inputs, params)
-            return self._call(tail_inputs, params, average if repeatable else None)
+            repeated = average if repeatable else None
+            if not self._held:
+                return self._anew(accumulated, repeated)
+            with on_masters(self._held):
+                outcome = self._anew(accumulated, repeated)
+            for x in self.optimizers if self.zero_grad else ():
+                x.zero_grad(set_to_none=bool(self.zero_grad != "zeros"))
+            return outcome
+
+    def _anew(self, accumulated: Any, average: bool | None) -> Outcome:
+        """Check the options, and do a call; see `_call`."""
+        params = parameters_of(self.optimizers)
+        tail_inputs = self._content(accumulated, params)
+        self._steady = None
+        if self.norm_groups is not None:
+            return step_of_groups(self, self._call, tail_inputs, params)
+        return self._call(tail_inputs, params, average)
 
     def forget(self) -> None:
         """Release what was compiled: the optimizer's state is stored otherwise now."""
@@ -232,6 +243,8 @@ class Tail:
         founds: list[torch.Tensor | None] = [None for _ in self.optimizers]
         if self.scaler is not None and self.scaler.is_enabled():
             scale = compat.scale_of(self.scaler)
+            if self._held and params:
+                scale = scale.to(params[0].device)  # masters may be elsewhere
             for k, optimizer in enumerate(self.optimizers):
                 founds[k] = self._found_before(optimizer)
         return {
@@ -242,7 +255,9 @@ class Tail:
             "max_value": max_value,
             "adaptive": checked_adaptive(self.clip_grad_adaptive),
             "norm_type": float(self.norm_type),
-            "places": self._order.places(params),
+            "places": self._order.places(
+                parameters_of_users(self.optimizers) if self._held else params
+            ),
             "judged": bool(self.skip_nonfinite),
             **self._averages.tail_inputs(params, self.decays),
             "zeroed": bool(self.zero_grad == "zeros"),
@@ -278,7 +293,7 @@ class Tail:
         needs no Report.
         """
         self._follow_steps()
-        for k, optimizer in enumerate(self.optimizers):
+        for k, optimizer in enumerate(self._inner):
             if not self._begun[k] and not has_state(optimizer):
                 return "begin"
             if not compat.unhooked(optimizer):
@@ -298,10 +313,11 @@ class Tail:
 
     def _follow_steps(self) -> None:
         """Release what was compiled if the step of an optimizer was replaced."""
-        steps = [x for optimizer in self.optimizers for x in steps_of(optimizer)]
+        every = dict.fromkeys((*self.optimizers, *self._inner))
+        steps = [x for optimizer in every for x in steps_of(optimizer)]
         if len(steps) == len(self._seen) and all(map(is_, steps, self._seen)):
             return
-        functions = [function_of(optimizer) for optimizer in self.optimizers]
+        functions = [function_of(optimizer) for optimizer in self._inner]
         if functions != self._functions or any(refusal for _, refusal in functions):
             self._fused = self._steps = None
         self._functions, self._seen = functions, steps
@@ -309,11 +325,15 @@ class Tail:
     def _new_in_one(self) -> SingleGraph:
         attach()
         functions, reasons = zip(*self._functions, strict=True)
-        disabled = map(compat.disabled, self.optimizers)
+        disabled = map(compat.disabled, self._inner)
         refusal = next(filter(None, [*reasons, *disabled]), "")
         options = self._options
         single_graph = SingleGraph(
-            self.optimizers, functions, resolve(None, options), options
+            self._inner,
+            functions,
+            resolve(None, options),
+            options,
+            [*map(masters_of, self.optimizers)],
         )
         single_graph.whole.refusal = single_graph.refusal or refusal
         return single_graph
@@ -349,11 +369,13 @@ class Tail:
         eager = refusal == "begin"
         if not eager:
             self._warn("a tail runs in pieces", refusal)
-        steps = [x.step for x in self.optimizers] if eager else self._compiled_steps()
+        eager = eager or bool(self._held)
+        steps = [x.step for x in self._inner] if eager else self._compiled_steps()
         raises = bool(self.error_if_nonfinite)
         scaler = None if tail_inputs["scale"] is None else self.scaler
         arguments = self.optimizers, steps, scaler, tail_inputs, raises
-        norm, skips, stats = run(*arguments, compiled=not eager)
+        with widened(self._held):
+            norm, skips, stats = run(*arguments, compiled=not eager)
         for k, skip in enumerate(skips):
             self._begun[k] |= not skip
         self._end(tail_inputs, parameters_of(self.optimizers))
@@ -382,69 +404,3 @@ class Tail:
         self._averages.end(tail_inputs)
         if self.zero_grad and not tail_inputs["zeroed"]:
             clear(params)
-
-
-# ---------------------------------------------------------------- the public function
-
-
-def tail(
-    optimizers: Optimizer | Sequence[Optimizer],
-    *,
-    clip_grad_norm: float | torch.Tensor | None = None,
-    norm_type: float = 2.0,
-    clip_parameters: Iterable[torch.Tensor] | torch.nn.Module | None = None,
-    norm_groups: Iterable[NormGroup] | None = None,
-    clip_grad_value: float | torch.Tensor | None = None,
-    clip_grad_adaptive: float | tuple[Any, Any] | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-    ema: Iterable[Any] = (),
-    copies: Iterable[torch.Tensor] | None = None,
-    zero_grad: bool | str = False,
-    error_if_nonfinite: bool = False,
-    skip_nonfinite: bool = False,
-    grad_divisor: float | torch.Tensor | None = None,
-    stats: bool = False,
-    names: Iterable[str] | torch.nn.Module | None = None,
-    **options: Any,
-) -> Tail:
-    """Return the tail of a training step. Call it after `backward()`.
-
-    - `ema`: pairs (averages, decay), in the order of the parameters of all groups, or
-      triples (averages, their sources, decay). An AveragedModel, or such an object of
-      another package, comes in a pair with the model or the parameters that it
-      averages.
-    - `copies`: tensors into which the parameters are copied, in other dtypes.
-    - `zero_grad`: True sets gradients to None and never writes the clipped ones.
-      "zeros" fills them with zeros, False leaves the clipped gradients.
-    - `clip_parameters`: parameters, or a model, in whose order the total norm is added
-      up; by default the order of the groups.
-    - `norm_groups`: the processes that have other parts of the norm.
-    - `clip_grad_adaptive`: a factor, or (factor, eps).
-    - `grad_divisor`: divides gradients before all else, such as the number of
-      micro-batches that they are sums of.
-    - `stats`: true to measure each parameter; `names`: their names, or their model.
-    - `options`: see fuseopt.config.
-
-    Raises NotAnOptimizer, ConfigError, FuseoptError for a second tail of an optimizer.
-    Raises TypeError and ValueError for arguments that no tail takes.
-    """
-    all_optimizers = optimizers_of(optimizers)
-    resolve(None, options, of=tail)
-    check_unclaimed(all_optimizers, session.tails)
-    beside = Averages(ema, copies)
-    order = ClipOrder(clip_parameters)
-    new = Tail(all_optimizers, checked_scaler(scaler), beside, order, **options)
-    new.clip_grad_norm, new.clip_grad_value = clip_grad_norm, clip_grad_value
-    new.clip_grad_adaptive = clip_grad_adaptive
-    new.norm_type, new.zero_grad = norm_type, zero_grad
-    new.error_if_nonfinite, new.skip_nonfinite = error_if_nonfinite, skip_nonfinite
-    new.stats, new.grad_divisor = stats, grad_divisor
-    new.norm_groups = None if norm_groups is None else together(norm_groups)
-    new.names = names if isinstance(names, torch.nn.Module) else [*(names or ())]
-    for name in ("clip_grad_norm", "clip_grad_value", "grad_divisor"):
-        checked_limit(name, getattr(new, name))
-    checked_adaptive(clip_grad_adaptive)
-    beside.check(parameters_of(all_optimizers))
-    for optimizer in all_optimizers:
-        session.tails[optimizer] = weakref.ref(new)
-    return new

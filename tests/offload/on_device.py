@@ -115,6 +115,38 @@ def a_clip_before_the_step() -> None:
         mine.zero_grad()
 
 
+def tails(kind: str, dtype: torch.dtype) -> None:
+    """A tail unscales, clips and skips on the CPU; the scale lies on the device."""
+    plain, mine, here, there = pair(kind, dtype, None)
+    every, copies = [], copies_of(mine)
+    for optimizer, place in ((plain, "cpu"), (mine, "sim")):
+        scaler = torch.amp.GradScaler(place, init_scale=8, growth_interval=2)
+        scaler.scale(torch.zeros(1, device=place))
+        tail = fuseopt.tail(
+            optimizer,
+            scaler=scaler,
+            clip_grad_norm=0.5,
+            zero_grad=True,
+            fallback="error",
+        )
+        every.append((tail, scaler))
+    for step in range(7):
+        backward(step, here, there)
+        if step == 4:
+            for params in (here, there):
+                assert params[3].grad is not None
+                params[3].grad[...] = torch.inf
+        outcomes = [tail() for tail, _ in every]
+        assert [bool(x.skips[0]) for x in outcomes] == [step == 4] * 2
+        for _, scaler in every:
+            scaler.update()
+        assert_same(here, there)
+        assert same_bits(outcomes[0].norm, outcomes[1].norm.cpu())
+        assert every[0][1].get_scale() == every[1][1].get_scale()
+        assert all(p.grad is None for p in (*here, *there))
+    assert len(copies) == 12 * 7 + 1, "the infinity, which came after the copy"
+
+
 def a_gradient_is_missing() -> None:
     plain, mine, here, there = pair("split", torch.bfloat16, None)
     for step in range(6):
@@ -214,6 +246,9 @@ if __name__ == "__main__":
     bits("fp32", torch.float32, None)
     several_backwards()
     a_clip_before_the_step()
+    tails("fp32", torch.bfloat16)
+    tails("split", torch.bfloat16)
+    tails("fp32", torch.float16)
     a_gradient_is_missing()
     stepped_twice()
     checkpoints()

@@ -46,11 +46,13 @@ def test_packed_state(ptx: Log, storage: str) -> None:
     packed_steps(ptx, params_of(6), storage, storage)
 
 
-def packed_steps(ptx: Log, theirs: Params, name: str, storage: Any) -> None:
+def packed_steps(
+    ptx: Log, theirs: Params, name: Any, storage: Any, make: Any = momentum
+) -> None:
     """Step beside the reference of the format `name`: equal bits, one launch each."""
     ours = there(theirs)
-    reference = Reference(momentum(theirs), name)
-    optimizer = fuseopt.compile(momentum(ours), storage=storage)
+    reference = Reference(make(theirs), name)
+    optimizer = fuseopt.compile(make(ours), storage=storage)
     for step in range(STEPS):
         give_grads(step, theirs, ours)
         reference.step()

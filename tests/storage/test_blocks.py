@@ -85,9 +85,58 @@ def test_formats_beside_each_other() -> None:
     assert last_report().launches == 1
 
 
-def test_blocks_of_two_sizes_take_two_launches() -> None:
-    run(ADAMW, {"exp_avg": "8bit/256", "exp_avg_sq": "8bit/1024"}, 18)
-    assert last_report().launches == 2
+#: Formats of the two states: sizes apart and near, either way around, mixed kinds.
+TWO_SIZES = [
+    ("8bit/256", "8bit/1024"),
+    pytest.param(("8bit/4096", "8bit/64"), marks=pytest.mark.slow),
+    pytest.param(("fp8-e4m3/64", "8bit-unsigned/128"), marks=pytest.mark.slow),
+    pytest.param(("8bit-signed/512", "fp8-e5m2/256"), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("names", TWO_SIZES)
+def test_blocks_of_two_sizes_take_one_launch(names: tuple[str, str]) -> None:
+    run(ADAMW, dict(zip(("exp_avg", "exp_avg_sq"), names, strict=True)), 18)
+    assert last_report().launches == 1
+
+
+@pytest.mark.slow
+def test_blocks_of_three_sizes_take_one_launch() -> None:
+    keys = "exp_avg", "exp_avg_sq", "exp_avg_slow"
+    names = dict(zip(keys, ("8bit/64", "8bit/1024", "fp8-e4m3/256"), strict=True))
+    run(case("AdEMAMix")[0], names, 14)
+    assert last_report().launches == 1
+
+
+def test_bytes_of_blocks_of_two_sizes() -> None:
+    """Each scale counts as often as its size of blocks has it."""
+    params = [torch.nn.Parameter(torch.ones(256, 100)) for _ in range(20)]
+    storage = {"exp_avg": "8bit/128", "exp_avg_sq": "8bit/512"}
+    optimizer = fuseopt.compile(ADAMW(params), storage=storage)
+    for step in range(3):
+        give_grads(step, params)
+        optimizer.step()
+    n, report = 20 * 25600, last_report()
+    assert report.bytes == n * (12 + 4) + (n // 128 + n // 512) * 8
+    assert report.launches == 1
+
+
+def test_sizes_that_parameters_choose_take_one_launch() -> None:
+    """A rule by size or name gives parameters of one optimizer several sizes."""
+    names = [f"{'ab'[k % 2]}.{k}" for k in range(14)]
+    theirs, ours = params_of(14), params_of(14)
+    storage = [Storage("8bit/64", names="a.*", least=0), Storage("8bit/1024", least=0)]
+    optimizer = fuseopt.compile(ADAMW(zip(names, ours, strict=True)), storage=storage)
+    halves = [
+        Reference(ADAMW(theirs[k::2]), f"8bit/{n}") for k, n in ((0, 64), (1, 1024))
+    ]
+    for step in range(4):
+        give_grads(step, theirs, ours)
+        optimizer.step()
+        for k, reference in enumerate(halves):
+            reference.step()
+            assert_same(reference, theirs[k::2], ours[k::2], optimizer)
+    assert last_report().launches == 1
 
 
 def test_gradients_may_be_missing() -> None:

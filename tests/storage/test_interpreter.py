@@ -23,6 +23,8 @@ from tests import ROOT
 from tests.storage.reference import Reference, give_grads, params_of, same_bits
 
 OTHERS = ("bf16", "8bit/64", "fp8-e4m3")
+#: Blocks of two sizes, in one launch.
+TWO_SIZES = {"exp_avg": "8bit/64", "exp_avg_sq": "fp8-e4m3/256"}
 
 
 @contextmanager
@@ -36,16 +38,17 @@ def exact_roots() -> Iterator[None]:
         torch._foreach_sqrt = real
 
 
-def differences(storage: str, exact: bool) -> tuple[int, int]:
+def differences(storage: Any, exact: bool) -> tuple[int, int]:
     """Elements of parameters that differ after four steps of AdamW, and of state."""
     make = lambda params: torch.optim.AdamW(params, lr=1e-2, foreach=True)  # noqa: E731
     theirs, ours = params_of(6), params_of(6)
     for params in (theirs, ours):  # enough elements to find a root that differs
         params += [torch.nn.Parameter(torch.linspace(-1, 1, 4096))]
     reference = Reference(make(theirs), storage)
+    names = storage if isinstance(storage, dict) else {None: storage}
     optimizer = fuseopt.compile(
         make(ours),
-        storage=Storage(storage, least=0),
+        storage=[Storage(x, keys=key, least=0) for key, x in names.items()],
         target="triton",
         fallback="error",
     )
@@ -78,8 +81,13 @@ def check_others() -> None:
         assert differences(storage, True) == (0, 0), storage
 
 
+def check_two_sizes() -> None:
+    assert differences(TWO_SIZES, True) == (0, 0)
+    assert fuseopt.reports()[-1].launches == 1
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["check", "check_others"])
+@pytest.mark.parametrize("what", ["check", "check_others", "check_two_sizes"])
 def test_roots_alone_set_the_interpreter_apart(what: str) -> None:
     """In a process that has the interpreter from its start."""
     code = f"from {__name__} import {what}; {what}()"

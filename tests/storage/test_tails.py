@@ -10,9 +10,7 @@ import torch
 
 import fuseopt
 from fuseopt import Storage
-from fuseopt.errors import CaptureError
 from tests.storage.reference import (
-    Params,
     Reference,
     assert_same,
     give_grads,
@@ -218,38 +216,3 @@ def test_the_storage_changes(names: tuple[str, str]) -> None:
 
 def change(optimizer: Any, name: str) -> None:
     fuseopt.compile(optimizer, storage=Storage(name, least=0) if name else None)
-
-
-def test_what_no_launch_can_do_is_reported() -> None:
-    """A tail of two optimizers with packed state runs in pieces, with the same bits."""
-    several: list[list[Params]] = [
-        [params_of(4, seed, sizes=SIZES) for _ in range(2)] for seed in (0, 1)
-    ]
-    makers = torch.optim.AdamW, torch.optim.SGD
-    references = [
-        Reference(make(theirs, lr=0.01), "bf16")
-        for make, (theirs, _) in zip(makers, several, strict=True)
-    ]
-    mine = [
-        fuseopt.compile(make(ours, lr=0.01), storage="bf16")
-        for make, (_, ours) in zip(makers, several, strict=True)
-    ]
-    tail = fuseopt.tail(mine, clip_grad_norm=1.0)
-    for step in range(3):
-        theirs, ours = ([*a, *b] for a, b in zip(*several, strict=True))
-        give_grads(step, theirs, ours)
-        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
-        for reference in references:
-            reference.step()
-        tail()
-        for reference, (a, b), optimizer in zip(references, several, mine, strict=True):
-            assert_same(reference, a, b, optimizer)
-    assert any("is kept packed" in x.fallback for x in fuseopt.reports())
-    refused = fuseopt.compile(torch.optim.AdamW(params_of(4)), storage="bf16")
-    other = fuseopt.compile(torch.optim.AdamW(params_of(4)), storage="bf16")
-    strict = fuseopt.tail([refused, other], clip_grad_norm=1.0, fallback="error")
-    every = [p for x in (refused, other) for p in x.param_groups[0]["params"]]
-    give_grads(0, every)
-    strict()  # makes the state
-    with pytest.raises(CaptureError, match="is kept packed"):
-        strict()

@@ -81,7 +81,7 @@ def test_the_code_of_the_page_on_steps_in_backward_runs() -> None:
 
 def test_the_code_of_the_page_on_storage_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", text(STORAGE), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for code in blocks:
         names: dict[str, Any] = {}
         exec(code, names)

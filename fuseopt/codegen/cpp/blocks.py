@@ -3,11 +3,13 @@
 Element code runs block by block, in stages: each fold of a block ends one. Arrays of a
 block's size hold what a later stage needs. To that stage they are tensors, so each
 stage is written as its own variant. Numbers of a block are computed once between the
-stages.
+stages. Where blocks have several sizes, code runs by the largest ones. Arrays hold the
+numbers of smaller blocks within, and a stage that needs them runs piece by piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...ir.blocks import FOLDS, size_of, uniform
@@ -116,6 +118,8 @@ class Blocks:
         self.w = Function(number, variant)
         self.size = size_of(variant.instrs)
         self.stages = _Stages(variant)
+        #: the numbers of blocks within the largest ones, and the sizes of those
+        self.smaller = {x: n for x, n in self.stages.common.items() if n < self.size}
         self.parts = [self._part(k) for k in range(self.stages.count)]
         self.slots = self.w.walked("element")
 
@@ -136,7 +140,7 @@ class Blocks:
         assert part is not None
         used = {a for x in part.v.code for a in part.v.instrs[x].args}
         used.update(x for x, _ in part.v.stores)
-        common = sorted(used & self.stages.common)
+        common = sorted(used & self.stages.common.keys())
         return {x: REGISTER[self.v.instrs[x].dtype] for x in common}
 
     # ---------------------------------------------------------------- functions
@@ -167,6 +171,10 @@ class Blocks:
             *(
                 f"alignas(64) {self._kind(s)} p{s}[{self.size}];"
                 for s in self.stages.waiting.values()
+            ),
+            *(
+                f"{REGISTER[v.instrs[x].dtype]} a{x}[{self.size // size}];"
+                for x, size in self.smaller.items()
             ),
             "if (t.strided[lane] < 0) {",
             *(f"  {x}" for x in flat),
@@ -203,48 +211,112 @@ class Blocks:
         for k, part in enumerate(self.parts):
             lines += [f"  {x}" for x in self._common(k)]
             if part is not None:
-                call = self._strided if strided else self._flat
-                lines += [f"  {x}" for x in call(k, part)]
+                lines += [f"  {x}" for x in self._run(k, part, strided)]
+        within: list[tuple[int, list[int], str]] = []
         for x, s in self.v.stores:
-            if self.v.slots[s].domain == "block":
+            if self.v.slots[s].domain != "block":
+                continue
+            if x in self.smaller:
+                size = self.smaller[x]
+                store = self.w.store(s, f"p{s}[(e + f) / {size}]", x)
+                within.append((size, [x], store))
+            else:
                 lines.append(f"  {self.w.store(s, f'p{s}[block]', x)}")
+        for size, taken, store in within:
+            lines += [f"  {x}" for x in self._pieces(size, taken, [store])]
         return [*lines, "}"]
 
+    def _pieces(self, size: int, taken: Iterable[int], lines: list[str]) -> list[str]:
+        """Return lines for each smaller block, from element f on within the largest.
+
+        `taken`: the numbers of such blocks, or larger ones, that they use.
+        """
+        kinds = {x: REGISTER[self.v.instrs[x].dtype] for x in taken}
+        read = [
+            f"const {kind} x{x} = a{x}[f / {self.smaller[x]}];"
+            for x, kind in kinds.items()
+        ]
+        return [
+            f"for (int64_t f = 0; f < n; f += {size}) {{",
+            f"  const int64_t m = n - f < {size} ? n - f : {size};",
+            *(f"  {x}" for x in (*read, *lines)),
+            "}",
+        ]
+
     def _common(self, k: int) -> list[str]:
-        """The numbers of a block that are there before stage k."""
-        v, lines = self.v, []
-        for x in v.code:
-            if x not in self.stages.common or self.stages.level[x] != k:
+        """The numbers of blocks that are there before stage k."""
+        level, common = self.stages.level, self.stages.common
+        own = [x for x in self.v.code if x in common and level[x] == k]
+        lines: list[str] = []
+        for size in sorted({common[x] for x in own}, reverse=True):
+            numbers = [x for x in own if common[x] == size]
+            if size == self.size:
+                lines += [y for x in numbers for y in self._number(x, "", "n")]
                 continue
-            instr = v.instrs[x]
-            kind = REGISTER[instr.dtype]
-            if instr.op == "spread":
-                slot = int(v.instrs[instr.args[0]].attr or 0)
-                value = cpp_load(instr.dtype, f"p{slot}[block]")
-                lines.append(f"const {kind} x{x} = {value};")
-            elif instr.op in ("first", *FOLDS):
-                op, a = _folded(v, x)
-                value = self.w.name(instr.args[0])
-                if a in self.stages.waiting:
-                    array = f"p{self.stages.waiting[a]}"
-                    loaded = cpp_load(instr.dtype, f"{array}[0]")
-                    value = loaded if op == "first" else f"{op}({array}, n)"
-                lines.append(f"const {kind} x{x} = {value};")
-            elif (instr.op, instr.dtype) in LIBRARY:
-                lines += self.w.call_once(x)
-            else:
-                lines.append(self.w.compute(x))
+            inside: list[str] = []
+            for x in numbers:
+                inside += self._number(x, " + f", "m")
+                inside.append(f"a{x}[f / {size}] = x{x};")
+            args = {a for x in numbers for a in self.v.instrs[x].args}
+            taken = sorted((args & self.smaller.keys()) - {*numbers})
+            lines += self._pieces(size, taken, inside)
         return lines
 
-    def _flat(self, k: int, part: Function) -> list[str]:
+    def _number(self, x: int, offset: str, n: str) -> list[str]:
+        """One number of a block of n elements, from `offset` on in arrays."""
+        v, common = self.v, self.stages.common
+        instr = v.instrs[x]
+        kind = REGISTER[instr.dtype]
+        if instr.op == "spread":
+            slot = int(v.instrs[instr.args[0]].attr or 0)
+            place = f"(e + f) / {instr.attr}" if offset else "block"
+            value = cpp_load(instr.dtype, f"p{slot}[{place}]")
+            return [f"const {kind} x{x} = {value};"]
+        if instr.op in ("first", *FOLDS):
+            op, a = _folded(v, x)
+            value = self.w.name(instr.args[0])
+            if a in self.stages.waiting:
+                array = f"p{self.stages.waiting[a]}{offset}"
+                first = f"({array})[0]" if offset else f"{array}[0]"
+                loaded = cpp_load(instr.dtype, first)
+                value = loaded if op == "first" else f"{op}({array}, {n})"
+            elif common.get(a, self.size) < common[x]:
+                # of the numbers of smaller blocks
+                size, place = common[a], "f" if offset else "0"
+                array, count = (
+                    f"a{a} + {place} / {size}",
+                    f"({n} + {size - 1}) / {size}",
+                )
+                value = f"({array})[0]" if op == "first" else f"{op}({array}, {count})"
+            return [f"const {kind} x{x} = {value};"]
+        if (instr.op, instr.dtype) in LIBRARY:
+            return self.w.call_once(x)
+        return [self.w.compute(x)]
+
+    def _run(self, k: int, part: Function, strided: bool) -> list[str]:
+        """Stage k of a block, in pieces if it needs numbers of smaller blocks."""
+        call = self._strided if strided else self._flat
+        taken = [x for x in self.given(k) if x in self.smaller]
+        if not taken:
+            return call(k, part, "e", "", "n")
+        size = min(self.smaller[x] for x in taken)
+        return self._pieces(size, taken, call(k, part, "e + f", " + f", "m"))
+
+    def _flat(
+        self, k: int, part: Function, begin: str, offset: str, n: str
+    ) -> list[str]:
         places = [
-            f", p{x.slot} + e" if x.slot < self.w.n_slots else f", p{x.slot}"
+            f", p{x.slot} + {begin}"
+            if x.slot < self.w.n_slots
+            else f", p{x.slot}{offset}"
             for x in part.walked("element")
         ]
         given = "".join(f", x{x}" for x in self.given(k))
-        return [f"piece{part.number}(t, lane, e, n{''.join(places)}{given});"]
+        return [f"piece{part.number}(t, lane, {begin}, {n}{''.join(places)}{given});"]
 
-    def _strided(self, k: int, part: Function) -> list[str]:
+    def _strided(
+        self, k: int, part: Function, begin: str, offset: str, n: str
+    ) -> list[str]:
         own = part.walked("element")
         number = {x.slot: k for k, x in enumerate(self.slots)}
         places = "".join(
@@ -253,19 +325,20 @@ class Blocks:
         )
         given = "".join(f", x{x}" for x in self.given(k))
         walked = [x for x in own if x.slot in number]
+        m = "m" if n == "n" else "w"
         before = [
-            line for x in walked for line in gathers("walk", [x], "m", number[x.slot])
+            line for x in walked for line in gathers("walk", [x], m, number[x.slot])
         ]
         after = [
-            line for x in walked for line in scatters("walk", [x], "m", number[x.slot])
+            line for x in walked for line in scatters("walk", [x], m, number[x.slot])
         ]
         return [
-            "walk.seek(e);",
-            "for (int64_t i = e, m; i < e + n; i += m) {",
-            "  m = walk.take(e + n - i);",
+            f"walk.seek({begin});",
+            f"for (int64_t i = {begin}, {m}; i < {begin} + {n}; i += {m}) {{",
+            f"  {m} = walk.take({begin} + {n} - i);",
             *(f"  {x}" for x in before),
-            f"  piece{part.number}(t, lane, i, m{places}{given});",
+            f"  piece{part.number}(t, lane, i, {m}{places}{given});",
             *(f"  {x}" for x in after),
-            "  walk.advance(m);",
+            f"  walk.advance({m});",
             "}",
         ]

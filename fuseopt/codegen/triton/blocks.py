@@ -1,7 +1,8 @@
 """A variant whose elements have numbers in common by blocks -> Triton.
 
 A chunk is some whole blocks. A program computes all of a chunk before the next one.
-Where it folds a number of a block, the chunk is a matrix with a row for each block.
+Where it folds a number of a block, the chunk is a matrix with a row for each block. A
+row of the largest blocks has whole smaller ones in its parts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...ir.blocks import FOLDS, read_by_block, size_of
+from ...ir.blocks import FOLDS, read_by_block, size_of, sizes_of
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant
 from ...ir.searches import words_of
 from ...ir.tables import TABLES
@@ -51,6 +52,30 @@ def block_largest(x, mask):
 def block_least(x, mask):
     x = tl.where(mask, x, float("inf"))
     return tl.reduce(tl.reduce(x, 0, _smaller), 1, _smaller)[None, :, None]
+"""
+#: Folds of smaller blocks: `inner` parts make one.
+WITHIN = """\
+@triton.jit
+def _by_inner(x, inner: tl.constexpr):
+    return tl.reshape(x, [x.shape[0] // inner, inner, x.shape[1], x.shape[2]])
+
+
+@triton.jit
+def _of_parts(x, inner: tl.constexpr):
+    x = tl.broadcast_to(x[:, None, :, None], [x.shape[0], inner, x.shape[1], 1])
+    return tl.reshape(x, [x.shape[0] * inner, x.shape[2], 1])
+
+
+@triton.jit
+def block_largest_within(x, mask, inner: tl.constexpr):
+    x = _by_inner(tl.where(mask, x, float("-inf")), inner)
+    return _of_parts(tl.reduce(tl.reduce(x, 3, _larger), 1, _larger), inner)
+
+
+@triton.jit
+def block_least_within(x, mask, inner: tl.constexpr):
+    x = _by_inner(tl.where(mask, x, float("inf")), inner)
+    return _of_parts(tl.reduce(tl.reduce(x, 3, _smaller), 1, _smaller), inner)
 """
 LOOKUP = """\
 @triton.jit
@@ -169,6 +194,10 @@ class Blocks:
         self.tables = tables
         self.w = Function(number, variant, fast)
         self.size = size_of(variant.instrs)
+        sizes = sizes_of(variant.instrs)
+        #: elements of a part, and the sizes of blocks within the largest ones
+        self.part = min(ROW, *sizes, ROW)
+        self.smaller = sorted(sizes - {self.size})
         by_block = read_by_block(variant.instrs)
         # `spread` loads what has a number for each block
         w = self.w
@@ -207,7 +236,7 @@ class Blocks:
         """
         if not self.size:
             return [f"within = tl.arange(0, {count})"]
-        part = min(self.size, ROW)
+        part = self.part
         return [
             f"row = tl.arange(0, {count} // {self.size})[None, :, None]",
             f"part = tl.arange(0, {self.size // part})[:, None, None]",
@@ -230,10 +259,31 @@ class Blocks:
         walk = [
             "mask = within < count - at",
             *([f"begins = row * {self.size} < count - at"] if self.size else []),
+            *(
+                f"begins{n} = row * {self.size} + {self._inner(n)} * {n} < count - at"
+                for n in self.smaller
+            ),
             "rest = start + at + within",
             *self.w.walk(slots),
         ]
         return [*walk, *self._chunk({s: f"p{s} + o{s}" for s in slots}, "mask")]
+
+    def _inner(self, size: int) -> str:
+        """The index of each part's smaller block within the largest one."""
+        return f"part // {size // self.part}"
+
+    def _place(self, size: int, mask: str) -> tuple[str, str]:
+        """The index of blocks of a size, and the argument with their mask."""
+        name = str(size) if size in self.smaller else ""
+        return f"block{name}", f", mask=begins{name}" if mask else ""
+
+    def _fold(self, i: int, mask: str) -> str:
+        """A fold of the elements of each block."""
+        instr = self.v.instrs[i]
+        x, size = self.w.name(instr.args[0]), int(instr.attr or 0)
+        if size not in self.smaller:
+            return f"{instr.op}({x}, {mask or 'True'})"
+        return f"{instr.op}_within({x}, {mask or 'True'}, {size // self.part})"
 
     def _chunk(self, places: Mapping[int, str], mask: str) -> list[str]:
         """Loads, arithmetic, stores; `mask`: of the elements, "" for all.
@@ -242,23 +292,25 @@ class Blocks:
         """
         v, w = self.v, self.w
         of_elements = f", mask={mask}" if mask else ""
-        of_blocks = ", mask=begins" if mask else ""
         # an undefined code would read memory outside of the table
         zeros = ", other=0" if mask else ""
         lines = w.element_loads(places, of_elements + zeros)
         if self.size:
             lines.append(f"block = (start + at) // {self.size} + row")
+        lines += [
+            f"block{n} = block * {self.size // n} + {self._inner(n)}"
+            for n in self.smaller
+        ]
         for i in v.code:
             instr = v.instrs[i]
             if instr.op in ("load", "index"):
                 continue
             if instr.op == "spread":
                 slot = int(v.instrs[instr.args[0]].attr or 0)
-                lines.append(w.load(i, f"p{slot} + block", of_blocks + zeros))
+                block, of_blocks = self._place(int(instr.attr or 0), mask)
+                lines.append(w.load(i, f"p{slot} + {block}", of_blocks + zeros))
             elif instr.op in FOLDS:
-                inside = mask or "True"
-                call = f"{instr.op}({w.name(instr.args[0])}, {inside})"
-                lines.append(f"{w.name(i)} = {call}")
+                lines.append(f"{w.name(i)} = {self._fold(i, mask)}")
             elif instr.op == "first":
                 lines.append(f"{w.name(i)} = {w.name(instr.args[0])}")
             elif not w.is_const(i):
@@ -268,7 +320,8 @@ class Blocks:
         stores = [(i, s) for i, s in v.stores if v.slots[s].domain == "block"]
         lines += READ.splitlines() if stores else []
         for i, s in stores:
-            lines.append(w.store(i, s, f"p{s} + block", w.name(i), of_blocks))
+            block, of_blocks = self._place(int(v.instrs[i].attr or 0), mask)
+            lines.append(w.store(i, s, f"p{s} + {block}", w.name(i), of_blocks))
         return lines
 
     def _tables(self) -> list[tuple[str, str]]:

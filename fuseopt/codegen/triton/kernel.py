@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...ir.blocks import size_of
+from ...ir.blocks import size_of, sizes_of
 from ...ir.graph import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from ..target import Source, Target, layout
 from . import blocks
@@ -243,7 +243,11 @@ class TritonTarget(Target):
         parts.append(_entry(kernel))
         code = "\n\n\n".join("\n".join(p) for p in parts)
         if any(size_of(v.instrs) for v in kernel.every):
-            code = f"{blocks.HELPERS}\n\n{code}"
+            several = any(len(sizes_of(v.instrs)) > 1 for v in kernel.every)
+            helpers = (
+                f"{blocks.HELPERS}\n\n{blocks.WITHIN}" if several else blocks.HELPERS
+            )
+            code = f"{helpers}\n\n{code}"
         if tables:
             code = f"{blocks.table_helpers(tables)}\n\n{code}"
         if any(v.reduction for v in kernel.every):
