@@ -139,6 +139,7 @@ from .traced import (
     must_fail,
     reason_of,
     stance,
+    stance_facts,
 )
 from .tracing import traces_step
 from .vector_functions import VECTORS, LibraryStruct, has_vendor, sleef, vector_library
@@ -152,6 +153,7 @@ from .wrappers import (
     devices_with_lists,
     ran,
     undisturbed,
+    undisturbed_facts,
     unhooked,
     without_modes,
 )
@@ -294,6 +296,7 @@ __all__ = [
     "spread_as",
     "stage_of",
     "stance",
+    "stance_facts",
     "stay_symbolic",
     "stream_on",
     "switches",
@@ -306,6 +309,7 @@ __all__ = [
     "tree_map",
     "unchecked",
     "undisturbed",
+    "undisturbed_facts",
     "unhooked",
     "unknown_input",
     "unsound",

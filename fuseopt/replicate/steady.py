@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, Protocol
 
+import torch
+
 from .. import compat
 from ..errors import FuseoptError
 from ..handlers import reraise
-from ..inputs.contents import Contents
+from ..inputs.contents import Contents, holds
 from ..inputs.lane_guard import LaneGuard
 from ..inputs.lane_matcher import PARAMS, CallTensors, RecentLanes, first_param
 from ..inputs.last_call import LastCall
@@ -25,6 +27,7 @@ from ..inputs.pending_gradients import PendingGradients
 from ..inputs.state_guard import StateGuard
 from ..ir.expressions import Item
 from ..runtime.commit import Pending
+from ..shadow.optimizer import Shadow
 from .programs import Program
 from .source import NOTHING, StepCall
 from .step import LedStep
@@ -88,10 +91,31 @@ class Launcher:
         if self._evaluate is not None and (self._reads_tensors or not same):
             find = functools.partial(self._tensor, args)
             self.bound.fill(self._evaluate(args, find))
-            self._known = args
+        self._known = args
         alive = common, self.found.grads
         tensors = [] if self._lean else self.step.needed(args)
         return self.step.defer(self.bound, args, tensors, alive)
+
+    def repeats(self, shadow: Shadow) -> bool:
+        """Does the last call follow from the contents of the shadow's containers?"""
+        records = shadow.lanes.ours, shadow.plain.ours
+        numbers = [x for x in self._known if not isinstance(x, torch.Tensor)]
+        read = [*numbers, *self._common()]
+        found = all(any(holds(record, x) for record in records) for x in read)
+        return found and self._lean and not self._reads_tensors and not self._beside
+
+    def _common(self) -> list[Any]:
+        return self._pick(self._known) if self._pick is not None else []
+
+    def compare_others(self) -> Callable[[], int]:
+        """Return a call of C that compares the tensors of no lane, those of the last
+        call.
+        """
+        return functools.partial(self._others, self._common(), *self._places)
+
+    def count_versions(self) -> None:
+        """Increment the versions of what the last call wrote, in Python."""
+        self.step.count_versions(self.bound, self._known)
 
 
 class SteadyCall:
@@ -113,6 +137,8 @@ class SteadyCall:
         self.shadow, self.stand_in = trace.shadow, trace.shadow.stand_in
         self.compiled, self.count = trace.compiled, leader.state_guard.count
         self.fits, self.code = direct
+        #: the number of attempts left to make one call of C of it
+        self.tries = 3
 
     def step(
         self,
@@ -179,6 +205,14 @@ class SteadyCall:
             call.optimizer, call.found, call.given = None, NOTHING, None
             launcher.found.grads = ()
             pending.drop()
+
+    def count_versions(self, grads: list[Any]) -> None:
+        """Increment the versions of what a call wrote, in Python."""
+        self.call.found, self.launcher.found.grads = self.launcher.found, grads
+        try:
+            self.launcher.count_versions()
+        finally:
+            self.call.found, self.launcher.found.grads = NOTHING, ()
 
 
 def _same(helper: ctypes.PyDLL | None, *records: Contents) -> bool:
