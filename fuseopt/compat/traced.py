@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import itertools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -227,13 +229,13 @@ class DirectDynamoCall:
 
     def facts(self, x: Any) -> list[Fact] | None:
         """Return the facts that the guards of `direct` hold for `x`, and no tracer is
-        active. None if the compiled code reads more than `x` and constants.
+        active. None if the compiled code reads or writes more than `x` holds.
 
         Then it calls its graph with the same objects as long as `x` has the same ones.
         """
         ((guards, fit, run),) = self.known
         held, traces = vars(guards), tracers()
-        if traces is None or "cache_entry" not in held or not _only_reads(run.__code__):
+        if traces is None or "cache_entry" not in held or not _repeatable(run.__code__):
             return None
         quiet = [result(value, function) for function, value in traces]
         arguments = {"self": x, **self.closed}
@@ -273,24 +275,43 @@ class DirectDynamoCall:
         )
 
 
-#: Instructions of compiled code that have no effect but to call a graph.
-_PURE = frozenset(
-    "BINARY_SUBSCR BUILD_LIST BUILD_TUPLE CACHE CALL CALL_FUNCTION COPY COPY_FREE_VARS "
-    "DELETE_FAST DUP_TOP EXTENDED_ARG LIST_EXTEND LOAD_ATTR LOAD_CONST LOAD_FAST "
-    "LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_GLOBAL NOP POP_TOP PRECALL PUSH_NULL "
-    "RESUME RETURN_CONST RETURN_VALUE ROT_THREE ROT_TWO STORE_FAST "
-    "STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST SWAP UNPACK_SEQUENCE".split()
+#: Instructions of compiled code that read and write nothing but what it can reach.
+_LOCAL = frozenset(
+    "BINARY_SUBSCR BUILD_LIST BUILD_MAP BUILD_TUPLE CACHE CALL CALL_FUNCTION "
+    "CALL_METHOD COPY COPY_FREE_VARS DELETE_FAST DUP_TOP EXTENDED_ARG LIST_EXTEND "
+    "LOAD_ATTR LOAD_CONST LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_GLOBAL "
+    "LOAD_METHOD NOP POP_TOP PRECALL PUSH_NULL RESUME RETURN_CONST RETURN_VALUE "
+    "ROT_THREE ROT_TWO STORE_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST SWAP "
+    "UNPACK_SEQUENCE".split()
 )
+#: The name of Dynamo's helpers in compiled code, and those that only read.
+_HELPERS, _READERS = "__import_torch_dot__dynamo_dot_utils", {"dict_keys_getitem"}
 
 
-def _only_reads(code: types.CodeType) -> bool:
-    """Does compiled code only read its argument, and call one graph?"""
+def _repeatable(code: types.CodeType) -> bool:
+    """Does compiled code follow from what its argument holds alone?
+
+    It calls one graph, once, and has no other effect but to update dicts of its
+    argument. If such a run left these dicts as they were, so does the next one.
+    """
     every = list(dis.get_instructions(code))
-    names = [str(x.argval) for x in every if x.opname == "LOAD_GLOBAL"]
-    calls = [x for x in every if x.opname in ("CALL", "CALL_FUNCTION")]
-    graph = [name for name in names if name.startswith("__compiled")]
-    pure = _PURE.issuperset(x.opname for x in every)
-    return pure and len(calls) == len(names) == len(graph) == 1
+    names = [x.argval for x in every if x.opname == "LOAD_GLOBAL"]
+    helpers = names.count(_HELPERS)
+    pairs = itertools.pairwise(every)
+    read = [x.argval for before, x in pairs if before.argval == _HELPERS]
+    methods = {x.argval for x in every if _loads_method(x)}
+    return (
+        _LOCAL.issuperset(x.opname for x in every)
+        and len(names) == helpers + 1
+        and _READERS.issuperset(read)
+        and methods <= {"update", *_READERS}
+    )
+
+
+def _loads_method(x: dis.Instruction) -> bool:
+    if x.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
+        return bool((x.arg or 0) & 1)
+    return x.opname == "LOAD_METHOD"
 
 
 @cached
