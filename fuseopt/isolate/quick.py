@@ -43,20 +43,17 @@ class QuickSteps:
         with compiler.lock:
             helper = leader.recent.helper
             same = compiler.structure.compare(optimizer, helper) is SAME
-            done = same and leader.steady.repeat(optimizer)
-            self._learn(compiler, optimizer, done)
-        return bool(done)
+            if same and leader.steady.repeat(optimizer):
+                self._learn(compiler, optimizer)
+                return True
+        self.step = None
+        return False
 
-    def _learn(self, compiler: Any, optimizer: Optimizer, done: bool) -> None:
-        """Make the single call that repeats the last one, if that was `done` by a
-        steady call.
-        """
+    def _learn(self, compiler: Any, optimizer: Optimizer) -> None:
+        """Make the single call that repeats the last one, which was steady."""
         leader, now = compiler.leader, self.step
-        steady = next(reversed(leader.steady.calls.values()), None) if done else None
-        if steady is None or not steady.lane_guard.rest_same:
-            self.step = None  # it has the former numbers
-            return
-        if self.by_option is None or not steady.tries:
+        steady = next(reversed(leader.steady.calls.values()))
+        if steady.in_c is None or self.by_option is None or not steady.tries:
             return
         if now is not None and now.steady is not steady:
             return  # of other parameters, which take turns with these

@@ -109,6 +109,10 @@ class Pending:
         self.begun, self.open = False, True
         return call
 
+    def beginning(self) -> Callable[[], object]:
+        """Return a call of C that begins a call whose launches are not deferred."""
+        return functools.partial(self._call.__setitem__, 0, object())
+
     def drop(self) -> None:
         """Forget the deferred launches, and that a launch was done.
 
