@@ -284,10 +284,19 @@ _LOCAL = frozenset(
     "ROT_THREE ROT_TWO STORE_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST SWAP "
     "UNPACK_SEQUENCE".split()
 )
-#: The name of Dynamo's helpers in compiled code, and those that only read.
-_HELPERS, _READERS = "__import_torch_dot__dynamo_dot_utils", {"dict_keys_getitem"}
+#: What compiled code may read besides its argument: functions of modules, by the names
+#: that Dynamo gives the modules. One stores the current streams for a graph that uses
+#: these, before each of its runs.
+_READERS = {
+    "__import_torch": {"device"},
+    "__import_torch_dot__dynamo_dot_graph_bytecode_inputs": {
+        "store_user_object_weakrefs"
+    },
+    "__import_torch_dot__dynamo_dot_utils": {"dict_keys_getitem", "get_current_stream"},
+}
 
 
+@functools.lru_cache(256)
 def _repeatable(code: types.CodeType) -> bool:
     """Does compiled code follow from what its argument holds alone?
 
@@ -295,17 +304,17 @@ def _repeatable(code: types.CodeType) -> bool:
     argument. If such a run left these dicts as they were, so does the next one.
     """
     every = list(dis.get_instructions(code))
-    names = [x.argval for x in every if x.opname == "LOAD_GLOBAL"]
-    helpers = names.count(_HELPERS)
-    pairs = itertools.pairwise(every)
-    read = [x.argval for before, x in pairs if before.argval == _HELPERS]
+    names = [str(x.argval) for x in every if x.opname == "LOAD_GLOBAL"]
+    graphs = [name for name in names if name not in _READERS]
+    read = [
+        x.argval in _READERS[before.argval]
+        for before, x in itertools.pairwise(every)
+        if before.opname == "LOAD_GLOBAL" and before.argval in _READERS
+    ]
+    allowed = {"update"}.union(*_READERS.values())
     methods = {x.argval for x in every if _loads_method(x)}
-    return (
-        _LOCAL.issuperset(x.opname for x in every)
-        and len(names) == helpers + 1
-        and _READERS.issuperset(read)
-        and methods <= {"update", *_READERS}
-    )
+    local = _LOCAL.issuperset(x.opname for x in every)
+    return local and len(graphs) == 1 and all(read) and methods <= allowed
 
 
 def _loads_method(x: dis.Instruction) -> bool:

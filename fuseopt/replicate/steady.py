@@ -149,7 +149,7 @@ class SteadyCall:
         self.fits, self.code = direct
         #: what it compares, in one call of C, once numbers have stayed the same
         self.in_c: Comparison | None = None
-        self._calm, self._wait = 0, 1
+        self._calm, self._wait, self._attempts = 0, 1, 3
         #: the number of attempts left to make one call of C of all of it
         self.tries = 3
 
@@ -246,9 +246,10 @@ class SteadyCall:
     def _rest(self, optimizer: Any) -> None:
         """Compare in C from now on, if numbers stay the same from call to call."""
         self._calm = self._calm + 1 if self.lane_guard.rest_same else 0
-        if self._calm >= self._wait:
+        if self._calm >= self._wait and self._attempts:
             self.in_c = comparison(self, optimizer)
             self._calm, self._wait = 0, min(2 * self._wait, LONGEST)
+            self._attempts -= self.in_c is None
 
     def count_versions(self, grads: list[Any]) -> None:
         """Increment the versions of what a call wrote, in Python."""
