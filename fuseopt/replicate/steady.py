@@ -156,8 +156,8 @@ class SteadyCall:
     def step(
         self,
         optimizer: Any,
-        given: PendingGradients | None,
-        tail_arguments: TailArguments,
+        given: PendingGradients | None = None,
+        tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
     ) -> bool:
         """Do one step; return False if nothing was done, and the driver must do it.
 

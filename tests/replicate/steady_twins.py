@@ -83,9 +83,11 @@ class Count:
             return did
 
         def counted_single(*args: Any) -> bool:
+            before = self.done
             did = call(*args)
-            self.tried += did
-            self.done += did
+            if did and self.done == before:  # without `SteadyCall.step`
+                self.tried += 1
+                self.done += 1
             self.single += did
             return did
 

@@ -105,6 +105,15 @@ def test_a_handler_that_steps_the_optimizer(
 
 
 @pytest.mark.slow
+def test_a_handler_that_steps_between_two_calls_of_c(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device: one call compares what is around the step, and one its lanes."""
+    monkeypatch.setattr(single_call, "_in_c", lambda _: False)
+    assert call_at_each_line(sent, single_call, monkeypatch) > LINES[comparison]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("leads", FORMS[1:], ids=NAMES[1:])
 def test_a_handler_that_steps_with_other_gradients(
     sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
