@@ -1,7 +1,7 @@
 """Facts that a call depends on, as data that Python or the compiled helper compares.
 
-A fact is about one object: an entry of a dict, an item of a list, the length of a
-container or the result of a function of C. Objects are compared by identity.
+A fact is about one object: an entry of a dict, an item or a length, or the result of a
+function. Objects are compared by identity.
 """
 
 from __future__ import annotations

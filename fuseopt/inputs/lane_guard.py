@@ -220,9 +220,8 @@ class LaneGuard:
     ) -> tuple[list[Callable[[], int]], list[Any]]:
         """Return `compare` as calls of C, and the list that gets the gradients.
 
-        All return 0 if only gradients are new objects, the same lanes have one as in
-        the last comparison, and all else that the optimizer holds is unchanged. The
-        caller compares the lists of parameters.
+        All return 0 if only gradients are new objects, and the same lanes have one as
+        in the last comparison. The caller compares the lists of parameters.
         """
         grads, same = self._none.copy(), self._helper.fuseopt_bytes
         given = self._where, attributes, lists, state, grads, None

@@ -21,7 +21,7 @@ class QuickSteps:
 
     `step(optimizer)`: does one step, or returns False; None without a single call.
     `by_option`: true if the layer around the step sets the grad mode to the option
-    `differentiable`; None if other layers than torch's are around the step.
+    `differentiable`. None if there are other layers than torch's.
     """
 
     def __init__(self) -> None:
