@@ -34,7 +34,7 @@ def changed(name: str, way: str, event: str) -> None:
     with quiet(), Count() as count:
         pair = Pair(name, way)
         try:
-            pair.warm(count, 6)
+            pair.warm(count)
             if pair.step(EVENTS[event]):
                 for _ in range(3):
                     if not pair.step():
