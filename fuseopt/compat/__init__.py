@@ -140,6 +140,7 @@ from .traced import (
     must_fail,
     reason_of,
     stance,
+    stance_facts,
 )
 from .tracing import traces_step
 from .vector_functions import VECTORS, LibraryStruct, has_vendor, sleef, vector_library
@@ -153,6 +154,7 @@ from .wrappers import (
     devices_with_lists,
     ran,
     undisturbed,
+    undisturbed_facts,
     unhooked,
     without_modes,
 )
@@ -296,6 +298,7 @@ __all__ = [
     "spread_as",
     "stage_of",
     "stance",
+    "stance_facts",
     "stay_symbolic",
     "stream_on",
     "switches",
@@ -308,6 +311,7 @@ __all__ = [
     "tree_map",
     "unchecked",
     "undisturbed",
+    "undisturbed_facts",
     "unhooked",
     "unknown_input",
     "unsound",

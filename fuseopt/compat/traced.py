@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import itertools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from ..handlers import passing
 from .capability import cached, probed
 from .contexts import setting
+from .facts import Fact, attributes, entry, not_none, result
 from .names import Missing, find
 from .patch_state import patch_state
 from .tracing import tracing
@@ -50,6 +53,18 @@ def stance() -> str:
         return IN_MODE
     stance = _eval_frame()._stance
     return str(stance.stance) if stance.backend is None else "other"
+
+
+def stance_facts() -> list[Fact]:
+    """Return facts of which the present result of `stance` follows, outside of modes.
+
+    Raises AttributeError or TypeError where torch holds the stance in another way.
+    """
+    home = _eval_frame()
+    return [
+        entry(vars(home), "_stance"),
+        *attributes(home._stance, "stance", "backend"),
+    ]
 
 
 def _in_dispatch_mode() -> bool:
@@ -212,6 +227,20 @@ class DirectDynamoCall:
             code, names, run.__name__, None, run.__closure__
         )
 
+    def facts(self, x: Any) -> list[Fact] | None:
+        """Return the facts that the guards of `direct` hold for `x`, and no tracer is
+        active. None if the compiled code reads or writes more than `x` holds.
+
+        Then it calls its graph with the same objects as long as `x` has the same ones.
+        """
+        ((guards, fit, run),) = self.known
+        held, traces = vars(guards), tracers()
+        if traces is None or "cache_entry" not in held or not _repeatable(run.__code__):
+            return None
+        quiet = [result(value, function) for function, value in traces]
+        arguments = {"self": x, **self.closed}
+        return [*quiet, not_none(held, "cache_entry"), result(True, fit, arguments)]
+
     def _note(self) -> None:
         """Collect the graphs that Dynamo now has for the function."""
         graphs: list[Any] = []
@@ -246,17 +275,77 @@ class DirectDynamoCall:
         )
 
 
+#: Instructions of compiled code that read and write nothing but what it can reach.
+_LOCAL = frozenset(
+    "BINARY_SUBSCR BUILD_LIST BUILD_MAP BUILD_TUPLE CACHE CALL CALL_FUNCTION "
+    "CALL_METHOD COPY COPY_FREE_VARS DELETE_FAST DUP_TOP EXTENDED_ARG LIST_EXTEND "
+    "LOAD_ATTR LOAD_CONST LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_GLOBAL "
+    "LOAD_METHOD NOP POP_TOP PRECALL PUSH_NULL RESUME RETURN_CONST RETURN_VALUE "
+    "ROT_THREE ROT_TWO STORE_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST SWAP "
+    "UNPACK_SEQUENCE".split()
+)
+#: What compiled code may read besides its argument: functions of modules, by the names
+#: that Dynamo gives the modules. One stores the current streams for a graph that uses
+#: these, before each of its runs.
+_READERS = {
+    "__import_torch": {"device"},
+    "__import_torch_dot__dynamo_dot_graph_bytecode_inputs": {
+        "store_user_object_weakrefs"
+    },
+    "__import_torch_dot__dynamo_dot_utils": {"dict_keys_getitem", "get_current_stream"},
+}
+
+
+@functools.lru_cache(256)
+def _repeatable(code: types.CodeType) -> bool:
+    """Does compiled code follow from what its argument holds alone?
+
+    It calls one graph, once, and has no other effect but to update dicts of its
+    argument. If such a run left these dicts as they were, so does the next one.
+    """
+    every = list(dis.get_instructions(code))
+    names = [str(x.argval) for x in every if x.opname == "LOAD_GLOBAL"]
+    graphs = [name for name in names if name not in _READERS]
+    read = [
+        x.argval in _READERS[before.argval]
+        for before, x in itertools.pairwise(every)
+        if before.opname == "LOAD_GLOBAL" and before.argval in _READERS
+    ]
+    allowed = {"update"}.union(*_READERS.values())
+    methods = {x.argval for x in every if _loads_method(x)}
+    local = _LOCAL.issuperset(x.opname for x in every)
+    return local and len(graphs) == 1 and all(read) and methods <= allowed
+
+
+def _loads_method(x: dis.Instruction) -> bool:
+    if x.opname == "LOAD_ATTR" and sys.version_info >= (3, 12):
+        return bool((x.arg or 0) & 1)
+    return x.opname == "LOAD_METHOD"
+
+
 @cached
 def any_tracer() -> Callable[[], Any]:
     """Return a function that is true while Dynamo or another tracer is active.
 
     It is always true if torch lacks one of the functions that report it.
     """
+    functions = tracers()
+    if functions is None:
+        return lambda: True
+    callback, is_tracing, fx_traces = (function for function, _ in functions)
+    return lambda: callback() is not None or is_tracing() or fx_traces()
+
+
+def tracers() -> list[tuple[Callable[[], Any], Any]] | None:
+    """Return functions that report tracers, with their results while none is active.
+
+    None if torch lacks one of them.
+    """
     callback = find("torch._C:_dynamo.eval_frame.get_eval_frame_callback", None)
     fx_traces, is_tracing = _fx_traces(), find("torch._C:_is_tracing", None)
     if callback is None or fx_traces is None or is_tracing is None:
-        return lambda: True
-    return lambda: callback() is not None or is_tracing() or fx_traces()
+        return None
+    return [(callback, None), (is_tracing, False), (fx_traces, False)]
 
 
 @functools.cache

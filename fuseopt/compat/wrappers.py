@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .capability import cached, probed
+from .capability import cached, probed, switches
+from .facts import Fact, attributes, empty, entry, result
 from .libraries import torch_library
 from .names import Missing, find
-from .traced import any_tracer
+from .traced import any_tracer, tracers
 
 #: In C++: at::hasCallbacks(), which is true if callbacks observe functions.
 _CALLBACKS = "_ZN2at12hasCallbacksEv"
@@ -64,10 +65,13 @@ def _has_callbacks() -> Callable[[], bool]:
     return function  # type: ignore[no-any-return]
 
 
+_MONITOR, _RUNNING = "torch.profiler._cupti_monitor", "_monitor_singleton"
+
+
 def _monitored() -> bool:
     """Does torch's monitor of GPUs run? It observes `record_function` by itself."""
-    monitor = sys.modules.get("torch.profiler._cupti_monitor")
-    return getattr(monitor, "_monitor_singleton", monitor) is not None
+    monitor = sys.modules.get(_MONITOR)
+    return getattr(monitor, _RUNNING, monitor) is not None
 
 
 @probed(
@@ -174,3 +178,33 @@ def undisturbed(step_of: Optimizer) -> bool:
     keeps these; False if they are elsewhere.
     """
     return unhooked(step_of) and not (_monitored() or _has_callbacks()())
+
+
+#: The names of an optimizer's hooks around its steps.
+_OWN_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+
+
+def undisturbed_facts(step_of: Optimizer) -> list[Fact] | None:
+    """Return facts of which `undisturbed` follows; None if it is false, or if facts
+    cannot show it.
+    """
+    home, own, traces = _hooks_of_all(), vars(step_of), tracers()
+    if traces is None or not undisturbed(step_of) or not set(_OWN_HOOKS) <= set(own):
+        return None
+    every = [*(own[x] for x in _OWN_HOOKS), home[_BEFORE_ALL], home[_AFTER_ALL]]
+    dispatch = find("torch._C:_len_torch_dispatch_stack")
+    function = find("torch._C:_len_torch_function_stack")
+    facts = [
+        entry(vars(switches), "epoch"),
+        *attributes(step_of, *_OWN_HOOKS),
+        *(entry(home, name) for name in (_BEFORE_ALL, _AFTER_ALL)),
+        *map(empty, every),
+        entry(vars(sys)["modules"], _MONITOR),
+        result(0, dispatch),
+        result(0, function),
+        *(result(value, function) for function, value in traces),
+        result(False, _has_callbacks()),
+    ]
+    if sys.modules.get(_MONITOR) is not None:
+        facts.append(entry(vars(sys.modules[_MONITOR]), _RUNNING))
+    return facts

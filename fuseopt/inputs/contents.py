@@ -181,9 +181,7 @@ class Contents:
         before, self._compared = self._compared, True
         struct = ContainerRecord()
         if before and self.fill(struct):
-            call = helper.fuseopt_holds
-            call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-            self.in_c = functools.partial(call, ctypes.addressof(struct))
+            self.in_c = comparison_in_c(helper, struct)
         return self.in_c
 
     @functools.cached_property
@@ -205,3 +203,21 @@ class Contents:
             bytes(n) + b"\1" * n if isinstance(x, dict) else bytes(n)
             for x, n in zip(self.containers, self.sizes, strict=True)
         )
+
+
+def holds(record: Contents, x: Any) -> bool:
+    """Do recorded containers, or tuples in them, have this very object?"""
+    waiting = [*record.cells]
+    for y in waiting:  # the loop extends the list
+        if y is x:
+            return True
+        if type(y) is tuple:
+            waiting += y
+    return False
+
+
+def comparison_in_c(helper: ctypes.PyDLL, struct: ContainerRecord) -> Callable[[], int]:
+    """Return a call of C: 1 if the contents are those of the record, else 0."""
+    call = helper.fuseopt_holds
+    call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    return functools.partial(call, ctypes.addressof(struct))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from .pending_gradients import PendingGradients
 DICTS = (dict, collections.defaultdict)
 LIST = frozenset({list})
 _GRAD, _FLAG = "grad", "requires_grad"
+_BYTES = ctypes.c_void_p
 
 
 def _flat(dicts: Sequence[dict[Any, Any] | None]) -> list[Any]:
@@ -156,7 +158,7 @@ class LaneGuard:
         self.tensors: TensorGuard | None = None
         self.rest_same = False
         self._rest, struct.rest = rest, ctypes.addressof(rest)
-        call = helper.fuseopt_lanes
+        self._helper, call = helper, helper.fuseopt_lanes
         call.restype = ctypes.c_int64
         call.argtypes = [ctypes.c_void_p, *(ctypes.py_object,) * 5]
         self._call: Callable[..., int] = call
@@ -212,6 +214,24 @@ class LaneGuard:
         self.rest_same = verdict == 0
         self.present = bytes(self._has)
         return None if verdict == 1 else grads
+
+    def as_calls(
+        self, attributes: dict[str, Any], lists: list[Any], state: Any
+    ) -> tuple[list[Callable[[], int]], list[Any]]:
+        """Return `compare` as calls of C, and the list that gets the gradients.
+
+        All return 0 if only gradients are new objects, and the same lanes have one as
+        in the last comparison. The caller compares the lists of parameters.
+        """
+        grads, same = self._none.copy(), self._helper.fuseopt_bytes
+        given = self._where, attributes, lists, state, grads, None
+        now = self._n, address(self._has), self.present
+        same.restype, same.argtypes = ctypes.c_int64, [ctypes.c_int64, _BYTES, _BYTES]
+        now = self._n, address(self._has), self.present
+        return [
+            functools.partial(self._call, *given),
+            functools.partial(same, *now),
+        ], grads
 
     def _take(self, given: PendingGradients) -> None:
         """Give the helper the index of each lane's gradient among the given ones."""

@@ -21,10 +21,11 @@ from typing import Any
 from torch.optim import Optimizer
 
 from .. import compat
+from ..compat.facts import Fact, attributes, result
 from ..runtime.guards.library import ContainerRecord
 from ..runtime.guards.tensors import address
 from .change import SAME, Change, Difference
-from .contents import Contents
+from .contents import Contents, comparison_in_c
 
 _CODE = attrgetter("__code__")
 
@@ -95,6 +96,15 @@ class StructureGuard:
             self._compare_in_c(helper)
         return SAME
 
+    def facts(self) -> list[Fact] | None:
+        """Return the facts of which SAME follows, for an optimizer of the same class,
+        state and groups; None while Python compares its classes.
+        """
+        if self._in_c is None:
+            return None
+        own = attributes(self, "_in_c", "_kind", "_state", "_groups", "_n")
+        return [*own, *(result(1, compare) for compare in self._in_c)]
+
     def take(self, optimizer: Optimizer) -> None:
         """Record an optimizer for `compare`.
 
@@ -113,12 +123,11 @@ class StructureGuard:
         if None in dicts or not contents.fill(struct):
             return
         ids = [array("Q", map(id, x)) for x in (self._functions, self._codes)]
-        holds, codes = helper.fuseopt_holds, helper.fuseopt_codes
-        holds.restype, holds.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        codes = helper.fuseopt_codes
         codes.restype = ctypes.c_int64
         codes.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
         self._in_c = (
-            functools.partial(holds, ctypes.addressof(struct)),
+            comparison_in_c(helper, struct),
             functools.partial(codes, len(self._codes), *map(address, ids)),
         )
         self._kept = contents, ids

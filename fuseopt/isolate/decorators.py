@@ -86,22 +86,34 @@ def rewrap(layer: Any, old: Any, new: Any, alone: Any) -> tuple[Any, Any]:
     by_itself = wrapped
     if layer.__code__ is compat.GRAD_MODE:
         by_itself = _grad_mode(alone)
+        by_itself.by_option = getattr(alone, "by_option", None) is False or None
     elif layer.__code__ is compat.PROFILED:
         by_itself = alone
-        wrapped = functools.update_wrapper(_profiled(wrapped, alone), layer)
+        quick = getattr(new, COMPILED).quick
+        quick.by_option = getattr(alone, "by_option", None)
+        wrapped = functools.update_wrapper(_profiled(wrapped, alone, quick), layer)
     wrapped.__wrapped__ = new
     setattr(wrapped, COMPILED, getattr(new, COMPILED))
     return wrapped, by_itself
 
 
-def _profiled(theirs: Any, alone: Any) -> Any:
-    """Return torch's layer for hooks and profilers, skipped while there are none."""
+def _profiled(theirs: Any, alone: Any, quick: Any) -> Any:
+    """Return torch's layer for hooks and profilers, skipped while there are none.
+
+    `quick`: repeats the last call, without the layers inside.
+    """
 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        # Dynamo evaluates the first to True
-        if torch.compiler.is_dynamo_compiling() or not compat.undisturbed(self):
+        # Dynamo evaluates this to True
+        if torch.compiler.is_dynamo_compiling():
             return theirs(self, *args, **kwargs)
-        result = alone(self, *args, **kwargs)
+        repeat = quick.step
+        if repeat is not None and not args and not kwargs and repeat(self):
+            result = None
+        elif not compat.undisturbed(self):
+            return theirs(self, *args, **kwargs)
+        else:
+            result = alone(self, *args, **kwargs)
         self._optimizer_step_code()  # a marker for profilers that trace Python
         return result
 

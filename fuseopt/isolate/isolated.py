@@ -32,14 +32,13 @@ from .arguments import Arguments
 from .compilations import Compilations, CompileOptions, backend_of_all, released
 from .decorators import cells, copied, leading
 from .groups import LISTS, PARAMS, read_once
+from .quick import TRACES, QuickSteps
 from .race import Race, is_requested, may_race
 from .retries import Retries
 from .soundness import SoundnessCheck
 from .unfused import Unfused
 
 _PARAMETERS = inspect.signature(torch.compile).parameters
-#: The stances of torch.compiler with which Dynamo runs compiled code.
-TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
 #: The number of retraces of a step that created state where its graph was cut.
 AGAIN = 2
 
@@ -67,6 +66,7 @@ class OptimizerCompiler:
         self.callables: dict[int | str, Callable[..., Any]] = {}
         self.current: dict[int | str, Callable[..., Any]] = {}
         self.compilations = Compilations()
+        self.quick = QuickSteps()
         self.leader = self._new_led()
         self.whole = WholeStep(function)
         self.shards = self._new_shards()
@@ -90,6 +90,7 @@ class OptimizerCompiler:
 
     def _release_compiled(self) -> None:
         self.compiled.clear()
+        self.quick.drop()
         for part in (self.leader, self.whole, self.shards, self.unfused):
             part.release()
         if self.packed_step is not None:
@@ -153,7 +154,7 @@ class OptimizerCompiler:
         @functools.wraps(self.function)
         def step(*args: Any, **kwargs: Any) -> Any:
             if self.leader.steady.calls and len(args) == 1 and not kwargs:
-                if self._repeats():
+                if self.quick.repeat(self):
                     return None
             if (len(args) > 1 or kwargs) and self.arguments.say_nothing(args, kwargs):
                 args, kwargs = args[:1], {}
@@ -171,19 +172,9 @@ class OptimizerCompiler:
 
         # a trace of another compiled function does not enter the step
         disabled = torch.compiler.disable(step)  # type: ignore[no-untyped-call]
+        step.by_option = False  # type: ignore[attr-defined]
         setattr(disabled, COMPILED, self)
         return disabled, step
-
-    def _repeats(self) -> bool:
-        """Do one step like the last one; return False if nothing was done."""
-        leader, optimizer = self.leader, self.owner()
-        waits = self.race or session.deferred or self.packed_step is not None
-        judged = self.judged.epoch == compat.switches.epoch
-        if waits or not judged or optimizer is None or compat.stance() not in TRACES:
-            return False
-        with self.lock:
-            same = self.structure.compare(optimizer, leader.recent.helper) is SAME
-            return same and leader.steady.repeat(optimizer)
 
     def _clips(self, alone: bool) -> bool:
         """Do the clips deferred to this step; return True if they did the step too."""

@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 from .. import compat
 from ..compiler.session import COMPILED
 from ..errors import LaunchError, UnsupportedInput
-from .isolated import TRACES, OptimizerCompiler
+from .isolated import OptimizerCompiler
+from .quick import TRACES
 
 
 def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:

@@ -157,7 +157,7 @@ class LedOptimizer:
         gradients not yet assigned to parameters. PartMismatch: a parameter cannot have
         its gradient; nothing was done.
         """
-        if self.steady.repeat(optimizer, given, tail_arguments):
+        if self.steady.calls and self.steady.repeat(optimizer, given, tail_arguments):
             return True
         while True:
             call = StepCall(optimizer, NOTHING, True, given, tail_arguments)

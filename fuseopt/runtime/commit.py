@@ -109,6 +109,17 @@ class Pending:
         self.begun, self.open = False, True
         return call
 
+    def within(self, call: object, calls: Sequence[Any]) -> list[Any]:
+        """Return calls of C that begin a call whose launches are not deferred, make
+        these calls, and raise ValueError if another step began meanwhile.
+        """
+        begin = functools.partial(self._call.__setitem__, 0, call)
+        return [begin, *calls, functools.partial(self._call.index, call)]
+
+    def is_last(self, call: object) -> bool:
+        """Return whether no step began after this call."""
+        return call is self._call[0]
+
     def drop(self) -> None:
         """Forget the deferred launches, and that a launch was done.
 

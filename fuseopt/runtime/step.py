@@ -179,7 +179,7 @@ class CompiledStep:
         if bound.plan.captured.given:
             give(bound, tensors, memory, self.source.tensors(args).__getitem__)
         if bound.guard is not None and not bound.guard.bump():
-            self._bump(bound, args, tensors)
+            self.count_versions(bound, args, tensors)
         del alive
         return result
 
@@ -217,9 +217,10 @@ class CompiledStep:
             return OneByOne(self.source, args)
         return self._tensors(args)
 
-    def _bump(
-        self, bound: Binding, args: Sequence[Any], tensors: Sequence[Any]
+    def count_versions(
+        self, bound: Binding, args: Sequence[Any], tensors: Sequence[Any] = ()
     ) -> None:
+        """Increment the versions of what a call wrote, in Python."""
         assert bound.guard is not None
         every = tensors or self._tensors(args)
         compat.bump_versions([every[i] for i in bound.guard.mutated])
@@ -248,7 +249,7 @@ class CompiledStep:
         if bound.plan.host_results and memory is not None:
             _write_numbers(bound, memory)
         count = None if bound.guard is None else bound.guard.count
-        bump = functools.partial(self._bump, bound, args, tensors)
+        bump = functools.partial(self.count_versions, bound, args, tensors)
         otherwise = bump if bound.plan.inputs.mutated else None
         pending.put_off(launches, count, otherwise, (alive, tensors, memory, arena))
         return result

@@ -21,7 +21,7 @@ from ..errors import UnsupportedInput
 from ..handlers import reraise
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
-from ..isolate.isolated import TRACES
+from ..isolate.quick import TRACES
 from ..locks import new_rlock
 from ..shadow.whole import NotTraced
 from .deferred import leave, report_once, settle, settle_by, why_not_left

@@ -23,7 +23,8 @@ from ..compiler.report import Report
 from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
-from ..isolate.isolated import TRACES, OptimizerCompiler
+from ..isolate.isolated import OptimizerCompiler
+from ..isolate.quick import TRACES
 from ..locks import new_rlock
 from .arguments import gradients_of, parameters_of
 from .single_graph import SingleGraph

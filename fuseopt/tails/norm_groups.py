@@ -24,7 +24,7 @@ from ..errors import UnsupportedInput
 from ..handlers import reraise
 from ..isolate.compilations import Compilations
 from ..isolate.decorators import copied
-from ..isolate.isolated import TRACES
+from ..isolate.quick import TRACES
 from ..shadow.whole import NotTraced
 from .deferred import report_once
 from .outcome import Outcome

@@ -24,7 +24,7 @@ from ..errors import CaptureError, UnsupportedInput
 from ..inputs.change import SAME
 from ..inputs.tails import TailRecord, may_last, options_of, steps_of
 from ..isolate.compile import compile_bound
-from ..isolate.isolated import TRACES
+from ..isolate.quick import TRACES
 from ..locks import new_rlock
 from .adaptive import checked_adaptive
 from .arguments import (

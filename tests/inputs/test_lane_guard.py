@@ -22,13 +22,13 @@ from fuseopt import compat
 from fuseopt.compat import fields
 from fuseopt.inputs.keys import KINDS
 from fuseopt.inputs.lane_guard import GuardIndexMap, LaneGuard
-from fuseopt.replicate.steady import SteadyCall
 from fuseopt.runtime.cpp.build import Builder
 from fuseopt.runtime.guards import library
 from fuseopt.runtime.guards.library import HELPER
 from fuseopt.runtime.guards.sharing import Moves
 from fuseopt.runtime.guards.tensors import CHANGED, MOVED, TensorGuard, address
 from fuseopt.runtime.tables.addresses import AddressPool, Positions
+from tests.replicate.steady_twins import Count
 from tests.steps import make_params, set_grads
 
 
@@ -416,22 +416,16 @@ def test_a_led_step_is_compared_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> 
         "compare_others",
         lambda self, *a: compared.append(len(a[0])) or others(self, *a),
     )
-    repeated: list[bool] = []
-    repeat = SteadyCall.step
-    monkeypatch.setattr(
-        SteadyCall,
-        "step",
-        lambda self, *a: repeated.append(repeat(self, *a)) or repeated[-1],
-    )
-    for n in range(8):
-        set_grads(params, params, n)
-        opt.step()
-        if n == 4:
-            assert compared, "the first calls compare by the guard's methods"
-            compared.clear()
-            repeated.clear()
+    with Count() as count:
+        for n in range(8):
+            set_grads(params, params, n)
+            opt.step()
+            if n == 4:
+                assert compared, "the first calls compare by the guard's methods"
+                compared.clear()
+                before = count.done
     assert compared == []
-    assert repeated == [True] * 3
+    assert count.done == before + 3
 
 
 class Lacking:

@@ -11,7 +11,7 @@ import torch
 
 import fuseopt
 from tests import ROOT
-from tests.frames import entered
+from tests.frames import entered, lines
 from tests.steps import make_params, set_grads
 
 PACKAGE = ROOT / "fuseopt"
@@ -44,6 +44,8 @@ def test_a_call_enters_the_files_that_are_named() -> None:
     optimizer.step()
     always = named("in every call")
     assert files_of(optimizer.step) == set(always)
+    assert len(entered(optimizer.step)) <= 19
+    assert lines(optimizer.step).total() <= 85
     set_grads(params, params, 5)
     optimizer.param_groups[0]["lr"] *= 0.9
     more = named("and where gradients have moved and the rate has changed")

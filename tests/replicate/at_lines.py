@@ -11,22 +11,28 @@ from typing import Any
 import pytest
 
 from fuseopt.errors import LaunchError
-from fuseopt.replicate import driver, steady
+from fuseopt.isolate.quick import QuickSteps
+from fuseopt.replicate import comparison, driver, single_call, steady
 from fuseopt.runtime import commit
 from tests.beside import quiet
 from tests.frozen import unlike
 from tests.replicate.steady_twins import Count, Pair, Side
 
+#: The forms of a call of a led step, from the longest to the shortest.
+FORMS = driver, steady, comparison, single_call
+
 
 class AtLine:
-    """Raises a signal at line number `place` of two files in a call.
+    """Raises a signal at line number `place` of some files in a call.
 
-    `leads`: the module of the first file; the other one is of the end of a step.
+    `leads`: the module of the first file; the others are of what it calls.
     """
 
     def __init__(self, place: int, leads: ModuleType) -> None:
         self.place, self.count, self.where = place, 0, 0
-        self.files = leads.__file__, commit.__file__
+        self.files = leads.__file__, steady.__file__, commit.__file__
+        if leads is driver:
+            self.files = leads.__file__, commit.__file__
 
     def __enter__(self) -> AtLine:
         sys.settrace(self._see)
@@ -57,7 +63,10 @@ def led() -> Pair:
 
 
 def at_each_line(
-    do: Any, check: Any, leads: ModuleType = steady, make: Callable[[], Pair] = led
+    do: Any,
+    check: Any,
+    leads: ModuleType,
+    make: Callable[[], Pair] = led,
 ) -> int:
     """Call `check` after a call with a signal at one line, for each line.
 
@@ -67,10 +76,11 @@ def at_each_line(
     with quiet(), Count() as count:
         pair = make()
         while True:
-            for _ in range(5):
-                before = count.done
+            for _ in range(8):
+                before, single = count.done, count.single
                 pair.step()
             assert count.done == before + (leads is not driver)
+            assert count.single == single + (leads is single_call)
             pair.both(Side.set_grads)
             do(pair)
             error: Any = None
@@ -95,6 +105,19 @@ def sent() -> Iterator[list[Any]]:
     signal.signal(signal.SIGUSR1, before)
 
 
+def restrict(leads: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls go no shorter way than that of `leads`.
+
+    It is one of `FORMS`, or a module of a tail, which calls the step in any form.
+    """
+    if leads in (driver, steady, comparison):
+        monkeypatch.setattr(QuickSteps, "_learn", lambda *_: None)
+    if leads in (driver, steady):
+        monkeypatch.setattr(steady, "comparison", lambda *_: None)
+    if leads is driver:
+        monkeypatch.setattr(steady.SteadyCalls, "repeat", lambda *_: False)
+
+
 def call_at_each_line(
     sent: list[Any],
     leads: ModuleType,
@@ -105,8 +128,7 @@ def call_at_each_line(
 
     Its call is done. The interrupted one too, or it has changed nothing.
     """
-    if leads is driver:
-        monkeypatch.setattr(steady.SteadyCalls, "repeat", lambda *_: False)
+    restrict(leads, monkeypatch)
 
     def check(pair: Pair, error: Any, where: int) -> None:
         sent.pop()

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 import fuseopt
+from fuseopt.replicate.single_call import SingleCall
 from fuseopt.replicate.steady import SteadyCall
 from tests.beside import load
 from tests.frozen import frozen, unlike
@@ -69,11 +70,11 @@ class Side:
 
 
 class Count:
-    """Counts the calls that a steady one did."""
+    """Counts the calls that a steady one did. `single`: those done by one call of C."""
 
     def __init__(self) -> None:
-        self.done = self.tried = 0
-        step = SteadyCall.step
+        self.done = self.tried = self.single = 0
+        step, call = SteadyCall.step, SingleCall.__call__
 
         def counted(*args: Any) -> bool:
             self.tried += 1
@@ -81,14 +82,28 @@ class Count:
             self.done += did
             return did
 
-        self._patch = mock.patch.object(SteadyCall, "step", counted)
+        def counted_single(*args: Any) -> bool:
+            before = self.done
+            did = call(*args)
+            if did and self.done == before:  # without `SteadyCall.step`
+                self.tried += 1
+                self.done += 1
+            self.single += did
+            return did
+
+        self._patches = [
+            mock.patch.object(SteadyCall, "step", counted),
+            mock.patch.object(SingleCall, "__call__", counted_single),
+        ]
 
     def __enter__(self) -> Count:
-        self._patch.start()
+        for patch in self._patches:
+            patch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._patch.stop()
+        for patch in self._patches:
+            patch.stop()
 
 
 def by_compile(side: Side) -> None:

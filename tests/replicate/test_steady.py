@@ -9,10 +9,17 @@ import pytest
 import torch
 
 from fuseopt.errors import LaunchError
-from fuseopt.replicate import driver, steady
+from fuseopt.replicate import comparison, driver, single_call, steady
 from tests.beside import quiet
 from tests.frozen import unlike
-from tests.replicate.at_lines import at_each_line, call_at_each_line, held, sent
+from tests.replicate.at_lines import (
+    FORMS,
+    at_each_line,
+    call_at_each_line,
+    held,
+    restrict,
+    sent,
+)
 from tests.replicate.steady_table import EVENTS
 from tests.replicate.steady_twins import WAYS, Count, Pair
 
@@ -27,7 +34,7 @@ def changed(name: str, way: str, event: str) -> None:
     with quiet(), Count() as count:
         pair = Pair(name, way)
         try:
-            pair.warm(count, 6)
+            pair.warm(count)
             if pair.step(EVENTS[event]):
                 for _ in range(3):
                     if not pair.step():
@@ -49,13 +56,22 @@ def test_parameters_that_are_no_list(event: str) -> None:
     changed("Noting", "compile", event)
 
 
+NAMES = [module.__name__.rpartition(".")[2] for module in FORMS]
+#: Lines at which a signal interrupts a call, at least.
+LINES = {driver: 70, steady: 70, comparison: 40, single_call: 10}
+
+
 class Stop(Exception):
     """What the handler of a signal raises."""
 
 
 @pytest.mark.slow
-def test_a_handler_that_raises(sent: list[Any]) -> None:
+@pytest.mark.parametrize("leads", FORMS[1:], ids=NAMES[1:])
+def test_a_handler_that_raises(
+    sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The call was done, or has changed nothing."""
+    restrict(leads, monkeypatch)
     befores: list[Any] = []
 
     def stop() -> None:
@@ -69,22 +85,41 @@ def test_a_handler_that_raises(sent: list[Any]) -> None:
         assert not [*unlike(held(pair.mine), held(pair.twin))], where
 
     sent.append(stop)
-    assert at_each_line(lambda pair: befores.append(held(pair.mine)), check) > 40
+    steps = at_each_line(lambda pair: befores.append(held(pair.mine)), check, leads)
+    assert steps > LINES[leads]
 
 
 @pytest.mark.parametrize(
-    "leads", [steady, pytest.param(driver, marks=pytest.mark.slow)]
+    "leads",
+    [
+        pytest.param(x, marks=() if x is single_call else pytest.mark.slow)
+        for x in FORMS
+    ],
+    ids=NAMES,
 )
 def test_a_handler_that_steps_the_optimizer(
     sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step is done. The interrupted one too, or it has changed nothing."""
-    assert call_at_each_line(sent, leads, monkeypatch) > 70
+    assert call_at_each_line(sent, leads, monkeypatch) > LINES[leads]
 
 
 @pytest.mark.slow
-def test_a_handler_that_steps_with_other_gradients(sent: list[Any]) -> None:
+def test_a_handler_that_steps_between_two_calls_of_c(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device: one call compares what is around the step, and one its lanes."""
+    monkeypatch.setattr(single_call, "_in_c", lambda _: False)
+    assert call_at_each_line(sent, single_call, monkeypatch) > LINES[comparison]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leads", FORMS[1:], ids=NAMES[1:])
+def test_a_handler_that_steps_with_other_gradients(
+    sent: list[Any], leads: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later calls read the gradients that the optimizer then has."""
+    restrict(leads, monkeypatch)
 
     def steps(pair: Pair) -> None:
         mine = pair.mine
@@ -108,4 +143,4 @@ def test_a_handler_that_steps_with_other_gradients(sent: list[Any]) -> None:
                 buffers = [s.opt.state[x] for s, x in ((pair.mine, p), (pair.twin, q))]
                 buffers[1]["momentum_buffer"].copy_(buffers[0]["momentum_buffer"])
 
-    assert at_each_line(steps, check) > 40
+    assert at_each_line(steps, check, leads) > LINES[leads]

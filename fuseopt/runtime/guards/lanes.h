@@ -215,3 +215,10 @@ extern "C" int64_t fuseopt_lanes(const LaneRecord* k, void* attributes, void* li
   if (from != k->none && (!k->known || k->known->found)) return 1;
   return k->rest && holds_the_same(k->rest, attributes) ? 0 : 2;
 }
+
+// Returns 0 if two arrays have the same bytes, else 1.
+extern "C" int64_t fuseopt_bytes(int64_t n, const uint8_t* a, const uint8_t* b) {
+  uint8_t differ = 0;
+  for (int64_t i = 0; i < n; ++i) differ |= a[i] ^ b[i];
+  return differ != 0;
+}

@@ -2,8 +2,9 @@
 
 tensors.h compares the tensors of a call with a record of them (see tensors.py). lanes.h
 does so for the lanes of an optimizer (see lanes.py), parts.h for its DTensors (see
-parts.py). launches.h starts several kernels, products.h calls several products. words.h
-and rows.h of `tables` are parts of the library too.
+parts.py). facts.h compares facts about objects (see facts.py). launches.h starts
+several kernels, products.h calls several products. words.h and rows.h of `tables` are
+parts of the library too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...codegen.cpp.structs import fields
 from ..tables import rows, words
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tensors", "lanes", "parts", "launches", "products")
+HEADERS = ("tensors", "lanes", "parts", "facts", "launches", "products")
 TEXT = "\n".join(
     [
         *((FOLDER / f"{name}.h").read_text("utf-8") for name in HEADERS),
@@ -67,3 +68,9 @@ class PartRecord(ctypes.Structure):
     """Record of DTensors and of their local parts."""
 
     _fields_ = fields(TEXT, "PartRecord")
+
+
+class FactRecord(ctypes.Structure):
+    """Record of a fact about an object."""
+
+    _fields_ = fields(TEXT, "FactRecord")

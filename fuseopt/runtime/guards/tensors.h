@@ -369,7 +369,7 @@ extern "C" void fuseopt_accept(const Functions* f, const TensorRecord* k) {
   }
 }
 
-// Increment the version counters of some tensors of the last call. Returns 1 if a
+// Increment the version counters of some tensors of the last call. Returns -1 if a
 // tensor has none.
 extern "C" int64_t fuseopt_bump(const Functions* f, const TensorRecord* k,
                                 const int64_t* which, int64_t n) {
@@ -383,6 +383,6 @@ extern "C" int64_t fuseopt_bump(const Functions* f, const TensorRecord* k,
       }
       f->bump(k->tensors[which[i]]);
     }
-  } catch (...) { return 1; }
+  } catch (...) { return -1; }
   return 0;
 }

@@ -1,0 +1,96 @@
+"""Repeat the last step of an optimizer before anything else of a call runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .. import compat
+from ..compat.facts import ENTRY, Fact, attributes
+from ..compiler.session import session
+from ..inputs.change import SAME
+from ..replicate.single_call import SingleCall, single_call
+
+#: The stances of torch.compiler with which Dynamo runs compiled code.
+TRACES = ("default", "eager_on_recompile", "fail_on_recompile")
+
+
+class QuickSteps:
+    """The single call that repeats an optimizer's last one, while there is one.
+
+    `step(optimizer)`: does one step, or returns False; None without a single call.
+    `by_option`: true if the layer around the step sets the grad mode to the option
+    `differentiable`. None if there are other layers than torch's.
+    """
+
+    def __init__(self) -> None:
+        self.step: SingleCall | None = None
+        self.by_option: bool | None = None
+
+    def drop(self) -> None:
+        """Forget the last call."""
+        self.step = None
+
+    def repeat(self, compiler: Any) -> bool:
+        """Do one step like the last one; return False if nothing was done.
+
+        `compiler`: the OptimizerCompiler.
+        """
+        leader, optimizer = compiler.leader, compiler.owner()
+        if optimizer is None or not _may_repeat(compiler):
+            return False
+        with compiler.lock:
+            helper = leader.recent.helper
+            same = compiler.structure.compare(optimizer, helper) is SAME
+            if same and leader.steady.repeat(optimizer):
+                self._learn(compiler, optimizer)
+                return True
+        self.step = None
+        return False
+
+    def _learn(self, compiler: Any, optimizer: Optimizer) -> None:
+        """Make the single call that repeats the last one, which was steady."""
+        leader, now = compiler.leader, self.step
+        steady = next(reversed(leader.steady.calls.values()))
+        if steady.in_c is None or self.by_option is None or not steady.tries:
+            return
+        if now is not None and now.steady is not steady:
+            return  # of other parameters, which take turns with these
+        steady.tries -= 1
+        self.step, around, wanted = None, _around(compiler, optimizer), None
+        if around is None:
+            return
+        if self.by_option:
+            wanted = optimizer.defaults["differentiable"]
+            around += attributes(optimizer, "defaults")
+            around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
+        given = steady, optimizer, compiler.lock, wanted, around, leader.steady
+        self.step = single_call(*given)
+
+
+def _may_repeat(compiler: Any) -> bool:
+    """May a led step repeat the last one, whatever is around it?"""
+    waits = compiler.race or session.deferred or compiler.packed_step is not None
+    judged = compiler.judged.epoch == compat.switches.epoch
+    return judged and not waits and compat.stance() in TRACES
+
+
+def _around(compiler: Any, optimizer: Optimizer) -> list[Fact] | None:
+    """Return the facts that the layers around a led step compare; None if unknown."""
+    undisturbed = compat.undisturbed_facts(optimizer)
+    structure = compiler.structure.facts()
+    if undisturbed is None or structure is None:
+        return None
+    facts = [
+        *undisturbed,
+        *compat.stance_facts(),
+        *attributes(compiler, "race", "leader", "packed_step", "judged"),
+        *attributes(compiler.judged, "epoch"),
+        *attributes(session, "deferred"),
+        *structure,
+    ]
+    # a signal handler may have changed anything before the facts
+    may = _may_repeat(compiler) and compat.undisturbed(optimizer)
+    same = may and compiler.structure.compare(optimizer) is SAME
+    return facts if same else None

@@ -1,0 +1,107 @@
+"""Make one call of C of what a steady call compares.
+
+It compares facts (`compat/facts.py`), then lanes and tensors, in the order of the
+driver. The only facts that run Python are Dynamo's guards, which come first. So no
+signal handler runs between the comparison of the first lane and that of the last
+tensor.
+
+Dynamo's code is not called. It only reads the stand-in, whose contents are those of the
+call before. So its graph would get the same arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .. import compat
+from ..compat.facts import ENTRY, Fact, attributes, entry, first_untrue, items, result
+from ..handlers import reraise
+from ..inputs.contents import comparison_in_c
+from ..inputs.lane_guard import DICTS
+from ..runtime.guards.facts import in_c
+
+_CALL = functools.partial.__call__
+
+
+class Comparison:
+    """Calls of C, of which each returns 0 while nothing differs.
+
+    `grads`: the list that gets the gradients of a call; `forget` empties it.
+    """
+
+    def __init__(self, calls: list[Any], grads: list[Any]) -> None:
+        self.calls, self.grads = calls, grads
+        self._none = grads.copy()
+
+    def differs(self) -> object:
+        """Compare; return a true value if something differs. One call of C."""
+        return next(filter(None, map(_CALL, self.calls)), 0)
+
+    def forget(self) -> None:
+        """Forget the gradients of a call."""
+        self.grads[:] = self._none
+
+
+class CannotRepeat(Exception):
+    """C cannot compare a call, or not yet."""
+
+
+def need(*conditions: object) -> None:
+    """Raise CannotRepeat unless all conditions are true."""
+    if not all(conditions):
+        raise CannotRepeat
+
+
+def comparison(steady: Any, optimizer: Any) -> Comparison | None:
+    """Return the comparison for a SteadyCall that has just been done.
+
+    None where C cannot compare all of it.
+    """
+    try:
+        return _comparison(steady, optimizer)
+    except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
+        reraise(error)
+        return None
+
+
+def _comparison(steady: Any, optimizer: Any) -> Comparison:
+    leader, launcher, lane_guard = steady.leader, steady.launcher, steady.lane_guard
+    step, bound, guard = launcher.step, launcher.bound, launcher.guard
+    shadow, state_guard, trace = steady.shadow, leader.state_guard, steady.trace
+    helper, compiled = bound.helper, steady.compiled
+    groups, state = optimizer.param_groups, optimizer.state
+    lists = [group["params"] for group in groups]
+    need(type(groups) is list, type(state) in DICTS, {*map(type, lists)} == {list})
+    need(helper, state_guard.struct.n, launcher.repeats(shadow))
+    records = shadow.lanes.theirs, shadow.lanes.ours, shadow.plain.ours
+    contents = [record.in_c for record in records]
+    need(*contents, isinstance(compiled, compat.DirectDynamoCall))
+    guards = compiled.facts(trace.stand_in)
+    need(guards, lane_guard.tensors is guard, bound.taking is step.taking)
+    need(shadow.given[0] is state_guard.epoch, state_guard.count == steady.count)
+    facts = [
+        *guards,
+        # no Python runs from here on
+        *attributes(optimizer, "state", "param_groups"),
+        *items(groups),
+        *(entry(group, "params") for group in groups),
+        *attributes(leader, "last_call", "trace", "pending", "state_guard"),
+        Fact(ENTRY, vars(leader.last_call), "ended", True),
+        Fact(ENTRY, vars(leader.pending), "refreshing", False),
+        Fact(ENTRY, vars(shadow), "clean", True),
+        *attributes(state_guard, "count", "epoch"),
+        *attributes(trace, "compiled", "shadow"),
+        *attributes(shadow, "given", "lanes", "plain"),
+        *attributes(step, "program", "taking", "pending", "instead"),
+        *attributes(step.program, "bound"),
+        *attributes(bound, "guard", "numbers", "taking"),
+        *attributes(guard, "count"),
+        *attributes(lane_guard, "tensors"),
+        *(result(1, same) for same in contents),
+        result(1, comparison_in_c(helper, state_guard.struct)),
+    ]
+    compared = in_c(helper, facts)
+    need(first_untrue(facts) == 0, compared() == 0)
+    lanes, grads = lane_guard.as_calls(vars(optimizer), lists, state)
+    return Comparison([compared, *lanes, launcher.compare_others()], grads)

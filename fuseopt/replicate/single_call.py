@@ -1,0 +1,137 @@
+"""Repeat the last call of a led step in one call of C, which compares and launches.
+
+A `SingleCall` is made of a `SteadyCall` without calls around its step. If the step has
+one kernel on the CPU, no bytecode runs between the first comparison of a lane and the
+end of the launch. So a signal handler runs before all comparisons of lanes and tensors,
+or after the step. Any other step is done by the steady call, after one call of C that
+compares what is around the step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..compat.facts import ENTRY, Fact, attributes, first_untrue, result
+from ..compat.profiling import profiled
+from ..handlers import reraise
+from ..runtime.binding import Binding
+from ..runtime.guards.facts import in_c
+from .comparison import CannotRepeat, Comparison, need
+from .steady import SteadyCall
+from .tail_arguments import NO_TAIL_ARGUMENTS
+
+_CALL = functools.partial.__call__
+
+
+class SingleCall:
+    """One step of an optimizer; a call returns False if nothing was done.
+
+    `steady`: the call that it repeats. `lock`: admits one thread at a time. `wanted`:
+    the grad mode of the step, None if it keeps the caller's. `compares` and `launches`:
+    calls of C that do the step. Each returns 0 or None, or another number if the step
+    must not go on. A negative one comes after the launch. Without `launches`, the
+    steady call does the step, and `compares` covers what is around it.
+    """
+
+    def __init__(
+        self,
+        steady: SteadyCall,
+        optimizer: Any,
+        lock: Any,
+        wanted: bool | None,
+        compares: Sequence[Any],
+        launches: Sequence[Any],
+        compared: Comparison,
+    ) -> None:
+        self.held, self.kind = vars(optimizer), type(optimizer)
+        self.lock, self.wanted = lock, wanted
+        self._compares, self._launches, self._compared = compares, launches, compared
+        self.steady = steady
+
+    def __call__(self, optimizer: Any) -> bool:
+        """Do one step, if it repeats the last one."""
+        if vars(optimizer) is not self.held or type(optimizer) is not self.kind:
+            return False
+        before, wanted, compared = torch.is_grad_enabled(), self.wanted, self._compared
+        with self.lock:
+            try:
+                compat.GRAD_SWITCH(before if wanted is None else wanted)
+                if not self._launches:
+                    found: Any = next(filter(None, map(_CALL, self._compares)), 0)
+                    return not found and self.steady.step(optimizer)
+                return self._launched()
+            finally:
+                compat.GRAD_SWITCH(before)
+                compared.forget()
+
+    def _launched(self) -> bool:
+        """Compare and launch. If a step of this optimizer ran in between, which an
+        object's end may do, return False with nothing launched.
+        """
+        pending, call = self.steady.leader.pending, object()
+        calls = *pending.within(call, self._compares), *self._launches
+        try:
+            found: Any = next(filter(None, map(_CALL, calls)), 0)
+        except ValueError:
+            if pending.is_last(call):
+                raise
+            return False
+        if found < 0:
+            self.steady.count_versions(self._compared.grads)
+        return bool(found <= 0)
+
+
+def single_call(
+    steady: SteadyCall,
+    optimizer: Any,
+    lock: Any,
+    wanted: bool | None,
+    around: Sequence[Fact],
+    home: Any,
+) -> SingleCall | None:
+    """Return the single call that repeats a steady one, which C compares.
+
+    `around`: facts that the callers of the step compare. `home`: has the steady call.
+    None where one call of C cannot do the step.
+    """
+    try:
+        launcher, compared = steady.launcher, steady.in_c
+        bound, count = launcher.bound, launcher.guard.count
+        helper, threads = bound.helper, torch.get_num_threads()
+        need(steady.call.tail_arguments is NO_TAIL_ARGUMENTS, helper, compared, count)
+        facts = [
+            *around,
+            *attributes(home, "calls"),
+            *(
+                Fact(ENTRY, home.calls, k, x)
+                for k, x in home.calls.items()
+                if x is steady
+            ),
+        ]
+        launches: list[Any] = []
+        if _in_c(bound) and not profiled():
+            launches = bound.launches(threads)
+        if launches:
+            facts += [result(threads, torch.get_num_threads), result(False, profiled)]
+            facts += attributes(bound, "_launches")
+        need(first_untrue(facts) == 0)
+    except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
+        reraise(error)
+        return None
+    assert helper is not None
+    assert compared is not None
+    compares: list[Any] = [in_c(helper, facts)]
+    if launches:
+        compares += compared.calls
+        launches = [*launches, count]
+    return SingleCall(steady, optimizer, lock, wanted, compares, launches, compared)
+
+
+def _in_c(bound: Binding) -> bool:
+    """Are all launches of a binding calls of C, which need no memory?"""
+    return bound.on_cpu and bound.plan.simple
