@@ -225,7 +225,6 @@ class LaneGuard:
         """
         grads, same = self._none.copy(), self._helper.fuseopt_bytes
         given = self._where, attributes, lists, state, grads, None
-        now = self._n, address(self._has), self.present
         same.restype, same.argtypes = ctypes.c_int64, [ctypes.c_int64, _BYTES, _BYTES]
         now = self._n, address(self._has), self.present
         return [
