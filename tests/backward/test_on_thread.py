@@ -158,11 +158,18 @@ def test_an_interrupt_while_the_backward_waits() -> None:
     """The thread goes on; the next call waits for it, and steps what is left."""
     pair = Pair(momentum, thread=True)
     pair.step()
-    threads = watched(pair.handle, lambda: time.sleep(0.4))
+    signals = [signal.SIGINT]
+
+    def step_slowly() -> None:
+        time.sleep(0.3)  # the backward ends, and waits
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+        time.sleep(0.3)
+
+    threads = watched(pair.handle, step_slowly)
     pair.theirs(x := pair.input()).square().mean().backward()
     pair.plain.step()
     pair.plain.zero_grad()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pair.mine(x).square().mean().backward()
     assert threads

@@ -111,9 +111,9 @@ def test_single_calls_below_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         pair.run(2)
         prepared = batches.PreparedBatch
-        monkeypatch.setattr(prepared, "_may", lambda *_: False)
+        monkeypatch.setattr(prepared, "may", lambda *_: False)
         monkeypatch.setattr(
-            batches, "circumstances", lambda: batches.Circumstances(7, False, ())
+            batches, "circumstances", lambda: batches.Circumstances(7, False, (), ())
         )
         pair.run(2)
         assert pair.calls() == 4 * 15
