@@ -107,12 +107,13 @@ class Launcher:
 
     def repeats(self, shadow: Shadow) -> bool:
         """Does the last call follow from the contents of the shadow's containers?"""
+        if not self._lean or self._reads_tensors:
+            return False
         records = shadow.lanes.ours, shadow.plain.ours
         common = {*map(id, self._common())}
         given = self._known[: len(self._known) - len(self._beside)]
         read = [x for x in given if id(x) in common or not isinstance(x, torch.Tensor)]
-        found = all(any(holds(record, x) for record in records) for x in read)
-        return found and self._lean and not self._reads_tensors
+        return all(any(holds(record, x) for record in records) for x in read)
 
     def _common(self) -> list[Any]:
         return self._pick(self._known) if self._pick is not None else []
@@ -216,7 +217,8 @@ class SteadyCall:
             leader.last_call.ended = False
             pending.finish(begun)
             shadow.clean = leader.last_call.ended = True
-            self._rest(optimizer)
+            if self._attempts:
+                self._compare_in_c(optimizer)
             return True
         finally:
             call.optimizer, call.found, call.given = None, NOTHING, None
@@ -243,10 +245,10 @@ class SteadyCall:
             if self.in_c is not None:
                 leader.pending.drop()
 
-    def _rest(self, optimizer: Any) -> None:
+    def _compare_in_c(self, optimizer: Any) -> None:
         """Compare in C from now on, if numbers stay the same from call to call."""
         self._calm = self._calm + 1 if self.lane_guard.rest_same else 0
-        if self._calm >= self._wait and self._attempts:
+        if self._calm >= self._wait:
             self.in_c = comparison(self, optimizer)
             self._calm, self._wait = 0, min(2 * self._wait, LONGEST)
             self._attempts -= self.in_c is None

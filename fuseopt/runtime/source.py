@@ -57,7 +57,7 @@ class GraphTensors:
         """Return the tensors among the arguments."""
         if self._row is not None:
             return args[self._row]
-        return [args[i] for i in self.positions]
+        return [*map(args.__getitem__, self.positions)]
 
     def compare(self, guard: TensorGuard, args: Sequence[Any]) -> tuple[int, Any]:
         """See TensorSource."""
