@@ -56,7 +56,6 @@ def traffic(graph: Graph, kernel: Kernel) -> Traffic:
     A row that all rows of a lane read counts once.
     """
     elements = moved = 0
-    numels = [b.numel for b in graph.buffers]
     for v in kernel.every:
         of_blocks = bytes_per_block(v)
         widths = [
@@ -67,7 +66,9 @@ def traffic(graph: Graph, kernel: Kernel) -> Traffic:
         for lane, shape in enumerate(v.shapes):
             n = numel(shape)
             elements += n
-            moved += sum(w * min(n, numels[column[lane]]) for w, column in widths)
+            for width, column in widths:
+                b = graph.buffers[column[lane]]
+                moved += width * (n if b.shape == shape else min(n, b.numel))
             moved += sum(count(n, size) * x for size, x in of_blocks.items())
     lanes = sum(v.lanes for v in kernel.variants if bytes_per_element(v))
     return Traffic(lanes or kernel.lanes, elements, moved)

@@ -11,7 +11,6 @@ call before. So its graph would get the same arguments.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from .. import compat
@@ -20,8 +19,7 @@ from ..handlers import reraise
 from ..inputs.contents import comparison_in_c
 from ..inputs.lane_guard import DICTS
 from ..runtime.guards.facts import in_c
-
-_CALL = functools.partial.__call__
+from ..runtime.undo import CALL
 
 
 class Comparison:
@@ -36,7 +34,7 @@ class Comparison:
 
     def differs(self) -> object:
         """Compare; return a true value if something differs. One call of C."""
-        return next(filter(None, map(_CALL, self.calls)), 0)
+        return next(filter(None, map(CALL, self.calls)), 0)
 
     def forget(self) -> None:
         """Forget the gradients of a call."""

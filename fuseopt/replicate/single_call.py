@@ -9,7 +9,6 @@ compares what is around the step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +20,10 @@ from ..compat.profiling import profiled
 from ..handlers import reraise
 from ..runtime.binding import Binding
 from ..runtime.guards.facts import in_c
+from ..runtime.undo import CALL
 from .comparison import CannotRepeat, Comparison, need
 from .steady import SteadyCall
 from .tail_arguments import NO_TAIL_ARGUMENTS
-
-_CALL = functools.partial.__call__
 
 
 class SingleCall:
@@ -62,7 +60,7 @@ class SingleCall:
             try:
                 compat.GRAD_SWITCH(before if wanted is None else wanted)
                 if not self._launches:
-                    found: Any = next(filter(None, map(_CALL, self._compares)), 0)
+                    found: Any = next(filter(None, map(CALL, self._compares)), 0)
                     return not found and self.steady.step(optimizer)
                 return self._launched()
             finally:
@@ -76,7 +74,7 @@ class SingleCall:
         pending, call = self.steady.leader.pending, object()
         calls = *pending.within(call, self._compares), *self._launches
         try:
-            found: Any = next(filter(None, map(_CALL, calls)), 0)
+            found: Any = next(filter(None, map(CALL, calls)), 0)
         except ValueError:
             if pending.is_last(call):
                 raise

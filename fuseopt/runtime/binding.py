@@ -168,7 +168,7 @@ class Binding:
             if self.temps.keeps:
                 self.temps.take(self.addresses)
             self.device_launches = DeviceLaunches(
-                self._shown,
+                self.shown,
                 self.tables.every,
                 self.tables.arenas,
                 self.addresses.words,
@@ -280,9 +280,9 @@ class Binding:
     def calls(self, step: Kernel | Run, threads: int) -> list[Callable[[], object]]:
         """Return C calls that run a kernel of the CPU, with a name for a profiler."""
         calls = cast(HostTable, self.tables.every[step.name]).launches(threads)
-        return marked(self._shown(step.name), calls) if profiled() else calls
+        return marked(self.shown(step.name), calls) if profiled() else calls
 
-    def _shown(self, name: str) -> str:
+    def shown(self, name: str) -> str:
         """Return a kernel's name for a profiler."""
         graph, steps = self.plan.captured.graph, self.plan.schedule.steps
         (step,) = (x for x in steps if isinstance(x, (Kernel, Run)) and x.name == name)

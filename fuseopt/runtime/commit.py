@@ -31,9 +31,8 @@ from typing import Any
 import torch
 
 from ..errors import LaunchError
-from .undo import Undo
+from .undo import CALL, Undo
 
-_CALL = functools.partial.__call__
 #: Partials of C functions, or one function of Python. The latter gets the partials that
 #: follow it.
 Launches = Sequence[Callable[[], object]] | Callable[..., object]
@@ -42,7 +41,7 @@ Launches = Sequence[Callable[[], object]] | Callable[..., object]
 def write(writes: Iterable[Callable[[], object]]) -> None:
     """Call partials of C functions, all in one C call."""
     every = [*writes]
-    list(map(_CALL, every))  # type: ignore[arg-type]
+    list(map(CALL, every))  # type: ignore[arg-type]
 
 
 def unless(
@@ -50,7 +49,7 @@ def unless(
 ) -> Callable[[], object]:
     """Return a C call that does the writes unless the flag is true at that time."""
     unset = map(operator.not_, map(torch.Tensor.item, repeat(flag)))
-    done: Any = map(_CALL, compress(writes, unset))  # type: ignore[arg-type]
+    done: Any = map(CALL, compress(writes, unset))  # type: ignore[arg-type]
     return functools.partial(collections.deque, done, 0)
 
 
@@ -240,7 +239,7 @@ class Pending:
         every = [last, *first, *self._launches, *after, *count]
         self.begun = True
         try:
-            done: list[Any] = list(map(_CALL, every))
+            done: list[Any] = list(map(CALL, every))
         except ValueError:
             self.begun = call is self._call[0]
             self.check(call)

@@ -20,7 +20,6 @@ from ..ir.graph import Batch, Kernel, Run, Step
 from .binding import Binding, bind
 from .chained_batches import ChainedBatches
 from .cpp.table import KernelTable
-from .marks import kernel_name
 from .memory import Memory
 from .plan import Plan
 from .undo import at_once
@@ -89,12 +88,8 @@ def starting(bound: Binding, threads: int) -> Callable[[KernelTable], None]:
 
 def _shown(bound: Binding, threads: int, table: KernelTable) -> None:
     """Start a kernel in a profiler's range with its name."""
-    (step,) = (
-        step
-        for step in bound.plan.schedule.steps
-        if isinstance(step, (Kernel, Run)) and bound.tables.every[step.name] is table
-    )
-    with profiler_range(kernel_name(bound.plan.captured.graph, step)):
+    (name,) = (name for name, x in bound.tables.every.items() if x is table)
+    with profiler_range(bound.shown(name)):
         table.launch(threads)
 
 

@@ -20,12 +20,13 @@ from .tables.host_numbers import place_of
 
 log = logging.getLogger("fuseopt")
 
-_CALL = functools.partial.__call__
+#: Calls a partial of a function of C, as a function of C itself.
+CALL = functools.partial.__call__
 
 
 def at_once(calls: Iterable[Callable[[], object]]) -> list[object]:
     """Call partials of C functions, all in one C call."""
-    return list(map(_CALL, [*calls]))  # type: ignore[arg-type]
+    return list(map(CALL, [*calls]))  # type: ignore[arg-type]
 
 
 class Risk(NamedTuple):

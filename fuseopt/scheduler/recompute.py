@@ -12,7 +12,6 @@ quotients and roots than it saves loads and stores of elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,8 +59,6 @@ class _Recompute:
         self.lanes: dict[int, list[int]] = {}
         for i, lane in self.lane_of.items():
             self.lanes.setdefault(lane, []).append(i)
-        final = {v for v in self.aligned.graph.final if v >= 0}
-        self.final = final
         self.chosen: set[int] = set()
 
     def run(self) -> frozenset[int]:
@@ -77,9 +74,10 @@ class _Recompute:
         """Return the nodes to compute again instead of a load of node i's result."""
         if len(node.writes) != 1 or not self._is_temp(node.writes[0]):
             return None
-        lanes = list(dict.fromkeys(self._other_lanes(i, node)))
-        if not lanes or not self._may_run_in(i, lanes):
+        elsewhere = self._readers_elsewhere(i, node)
+        if not elsewhere or not all(self._may_compute(n, i) for n in elsewhere):
             return None
+        lanes = list(dict.fromkeys(self.lane_of[n] for n in elsewhere))
         again = self._closure(i)
         if again is None:
             return None
@@ -104,41 +102,32 @@ class _Recompute:
         graph, b = self.aligned.graph, self.aligned.graph.values[v]
         return (
             v in self.kept
-            and v not in self.final
             and graph.buffers[b].kind == "temp"
             and graph.final[b] < 0
             and b not in graph.outputs
             and not self.aligned.near.get(b)
         )
 
-    def _other_lanes(self, i: int, node: SchedulerNode) -> Iterator[int]:
-        """Yield the lanes that read node i's result; -1 for an extern."""
-        for reader in self.readers.get(node.writes[0], ()):
-            lane = self.lane_of.get(reader, -1)
-            if lane != self.lane_of[i]:
-                yield lane
+    def _readers_elsewhere(self, i: int, node: SchedulerNode) -> list[int]:
+        """Return the nodes that read node i's result outside of its lane."""
+        readers, own = self.readers.get(node.writes[0], ()), self.lane_of[i]
+        return [n for n in readers if self.lane_of.get(n) != own]
 
-    def _may_run_in(self, i: int, lanes: Iterable[int]) -> bool:
-        """Do lanes read the elements of node i's result as their own elements?"""
-        graph, first = self.aligned.graph, self.aligned.first
-        node = first[i]
-        assert isinstance(node, SchedulerNode)
-        (v,), own = node.writes, space(graph, node)
-        if own == () or i in self.plan.late or node.body.reduction:
+    def _may_compute(self, reader: int, i: int) -> bool:
+        """Does a reader use the elements of node i's result as its own elements?"""
+        graph, plan = self.aligned.graph, self.plan
+        node, user = self.aligned.first[i], self.aligned.first[reader]
+        if isinstance(node, Extern) or isinstance(user, Extern):
             return False
-        for lane in lanes:
-            for n in self.lanes.get(lane, ()):
-                reader = first[n]
-                if v not in reader.reads:
-                    continue
-                if isinstance(reader, Extern) or n in self.plan.late:
-                    return False
-                alike = space(graph, reader) == own
-                alike &= self.aligned.rows(n) == self.aligned.rows(i)
-                alike &= device(graph, reader) == device(graph, node)
-                if not alike:
-                    return False
-        return -1 not in lanes
+        if {i, reader} & plan.late or node.body.reduction:
+            return False
+        own = space(graph, node)
+        return (
+            own != ()
+            and space(graph, user) == own
+            and self.aligned.rows(reader) == self.aligned.rows(i)
+            and device(graph, user) == device(graph, node)
+        )
 
     def _closure(self, i: int) -> _Again | None:
         """Return what node i is computed from, back to values in memory."""

@@ -8,8 +8,7 @@ these factors, so that no pass over gradients writes them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from .columns import columns_of, shared_of
 from .fused import REFUSALS
 from .led import LedTail, TailPlan
 from .led_packed import LedPacked
-from .masters import HasMasters
+from .masters import HasMasters, widened
 from .sequence import TailInputs, afterwards, clamp
 from .shared_totals import SharedTotals
 from .steps import packs
@@ -201,7 +200,8 @@ class LedSeveral:
         self.refusal = refusal
         what = f"{type(part.optimizer).__name__} of a tail is stepped in eager"
         session.reports.append(Report(fallback=f"{what}: {refusal}"))
-        with self._widened(part), torch.no_grad():
+        held = [] if part.held is None else [part.held]
+        with widened(held), torch.no_grad():
             params = [p for p in parameters_of([part.optimizer]) if p.grad is not None]
             grads = gradients_of(params)
             if inputs["divisor"] is not None:
@@ -219,12 +219,6 @@ class LedSeveral:
             afterwards(TailInputs(**inputs))
             if inputs["zeroed"]:
                 torch._foreach_zero_(grads)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _widened(part: _Part) -> Iterator[None]:
-        with contextlib.nullcontext() if part.held is None else part.held.widened():
-            yield
 
 
 def _of_part(

@@ -35,6 +35,12 @@ def elements(plan: Schedule, g: GraphBuilder) -> list[set[str]]:
     ]
 
 
+def add_by_norm(g: GraphBuilder, p: int, made: int) -> Schedule:
+    """Schedule what adds a temp, divided by its norm, to a parameter."""
+    g.op("add", p, g.op("div", made, g.reduce("norm2", made)), out=p)
+    return planned(g)[1]
+
+
 def rows_and_columns(g: GraphBuilder, grad: int) -> tuple[int, int]:
     """An update of a row, a column and a gradient, and its norm."""
     row, column = g.tensor("row", (3, 1)), g.tensor("column", (1, 4))
@@ -56,9 +62,7 @@ def test_a_cast_is_done_where_its_result_is_read() -> None:
     g = GraphBuilder()
     p, grad = g.tensor("p", SHAPE), g.tensor("g", SHAPE, "bf16")
     wide = g.op("copy", grad, out=g.tensor("wide", SHAPE, kind="temp"))
-    norm = g.reduce("norm2", wide)
-    g.op("add", p, g.op("div", wide, norm), out=p)
-    _, plan = planned(g)
+    plan = add_by_norm(g, p, wide)
     assert elements(plan, g) == [set(), {"p"}]
 
 
@@ -67,9 +71,7 @@ def test_what_takes_more_bytes_is_stored() -> None:
     g = GraphBuilder()
     p, a, b = (g.tensor(x, SHAPE) for x in "pab")
     both = g.op("add", a, b, out=g.tensor("both", SHAPE, kind="temp"))
-    norm = g.reduce("norm2", both)
-    g.op("add", p, g.op("div", both, norm), out=p)
-    _, plan = planned(g)
+    plan = add_by_norm(g, p, both)
     assert elements(plan, g) == [{"both"}, {"p"}]
 
 
@@ -77,9 +79,7 @@ def test_what_the_later_kernel_writes_is_not_read_for_it() -> None:
     g = GraphBuilder()
     p, a = g.tensor("p", SHAPE), g.tensor("a", SHAPE)
     both = g.op("add", p, a, out=g.tensor("both", SHAPE, kind="temp"))
-    norm = g.reduce("norm2", both)
-    g.op("add", p, g.op("div", both, norm), out=p)
-    _, plan = planned(g)
+    plan = add_by_norm(g, p, both)
     assert elements(plan, g) == [{"both"}, {"p"}]
 
 
@@ -87,9 +87,7 @@ def test_functions_are_computed_once() -> None:
     g = GraphBuilder()
     p, grad = g.tensor("p", SHAPE), g.tensor("g", SHAPE)
     made = g.op("exp", grad, out=g.tensor("made", SHAPE, kind="temp"))
-    norm = g.reduce("norm2", made)
-    g.op("add", p, g.op("div", made, norm), out=p)
-    _, plan = planned(g)
+    plan = add_by_norm(g, p, made)
     assert elements(plan, g) == [{"made"}, {"p"}]
 
 
@@ -100,9 +98,7 @@ def test_many_quotients_are_computed_once() -> None:
     for _ in range(8):
         x = g.op("div", x, row)
     made = g.op("div", x, row, out=g.tensor("made", SHAPE, kind="temp"))
-    norm = g.reduce("norm2", made)
-    g.op("add", p, g.op("div", made, norm), out=p)
-    _, plan = planned(g)
+    plan = add_by_norm(g, p, made)
     assert elements(plan, g) == [{"made"}, {"p"}]
 
 
