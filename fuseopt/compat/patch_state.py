@@ -32,6 +32,7 @@ class PatchState:
     `report_...`: callbacks for graph breaks, the recompile limit, failures of Dynamo,
         and refused traces.
     `register`: registers for the start of each trace.
+    `allocate`: allocates the memory of a stand-in's tensors, which a trace reads.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class PatchState:
             weakref.WeakKeyDictionary()
         )
         self.register: Callable[[], None] = _to_nobody
+        self.allocate: Callable[[Any], None] = _to_nobody
         self.report_break: Callable[..., None] = _to_nobody
         self.report_limit: Callable[..., None] = _to_nobody
         self.report_failure: Callable[..., None] = _to_nobody

@@ -20,7 +20,7 @@ from .facts import Fact, attributes, entry, not_none, result
 from .names import Missing, find
 from .patch_state import patch_state
 from .tracing import tracing
-from .window import settle_interrupted
+from .window import TRACE_CALLBACKS, settle_interrupted
 
 
 @probed(
@@ -178,6 +178,10 @@ class DirectDynamoCall:
         tracing.given = [*getattr(x, "optimizers", (x,))]
         try:
             with passing(), _no_records(), _more_traces(self.times):
+                if DIRECT_CALLS.there or not TRACE_CALLBACKS.there:
+                    # a trace is likely, and its begin may not be reported
+                    for optimizer in tracing.given:
+                        patch_state.allocate(optimizer)
                 result = self.compiled(x)
         except BaseException:
             settle_interrupted()

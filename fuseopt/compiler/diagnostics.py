@@ -22,7 +22,7 @@ def refuse_untraceable(optimizer: torch.optim.Optimizer) -> None:
     if reason:
         raise UnsupportedInput(reason)
     if optimizer in session.hollow:
-        session.hollow[optimizer]()
+        session.allocate(optimizer)
         return
     for number, group in enumerate(optimizer.param_groups):
         for position, p in enumerate(group["params"]):

@@ -105,6 +105,12 @@ class Session:
             self.uncollected = 0
             gc.collect()
 
+    def allocate(self, optimizer: Any) -> None:
+        """Allocate the memory of a hollow optimizer's tensors."""
+        fill = self.hollow.get(optimizer)
+        if fill is not None:
+            fill()
+
     def reset(self) -> None:
         if "graphs" in self.__dict__:
             self.graphs.release()

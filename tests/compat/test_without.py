@@ -55,6 +55,14 @@ def test_with_one_off(name: str, kind: str) -> None:
     assert all(f"without {name} " in "\n".join(r.lacks) for r in reports)
 
 
+def test_a_trace_that_reports_no_begin_finds_memory() -> None:
+    """Dynamo prints the keys of a dict that it guards: here, parameters of models."""
+    torch._dynamo.reset()  # drops the callbacks
+    with compat.switches.without("trace-callbacks"):
+        reports = kinds.run("Lion, many, missing gradients")
+    assert [r.launches for r in reports] == [1, 1]
+
+
 #: Steps whose trace has eager's bits without any help.
 FLOOR = (
     *("SGD, plain", "foreach SGD", "for-loop SGD", "foreach RMSprop"),
