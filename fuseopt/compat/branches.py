@@ -38,6 +38,7 @@ from .tensor_branches import (
     truth_of,
     watch_choices,
 )
+from .tracing import tracing
 
 log = logging.getLogger("fuseopt")
 
@@ -67,7 +68,7 @@ def BRANCHES(patcher: Patcher) -> None:
     def jump(original: Hook, self: Any, inst: Any) -> Any:
         if not traces_for(self, backend):
             return original(self, inst)
-        if self.indexof[inst] in patch_state.one_way.get(self.f_code, ()):
+        if self.indexof[inst] in tracing.one_way.get(self.f_code, ()):
             return original(self, inst)
         value = truth_of(self, self.stack[-1]) or self.stack[-1]
         if isinstance(value, SymNodeVariable) and is_unknown(value.sym_num):

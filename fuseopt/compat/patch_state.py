@@ -23,8 +23,6 @@ class PatchState:
     """Facts about code and optimizers that Dynamo has traced.
 
     `meetings`: by code and instruction, where the ways of a branch meet.
-    `one_way`: by code, the instructions of branches both of whose ways cannot be
-        traced.
     `counters`: by code, patterns of the sources of integers that it counts.
     `refused`: why Dynamo may not trace the steps of optimizers, as a trace has shown.
     `shadows`: by the stand-in of an optimizer in a trace, its shadow, weakly.
@@ -37,9 +35,6 @@ class PatchState:
 
     def __init__(self) -> None:
         self.meetings: weakref.WeakKeyDictionary[CodeType, dict[int, Any]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self.one_way: weakref.WeakKeyDictionary[CodeType, set[int]] = (
             weakref.WeakKeyDictionary()
         )
         self.counters: weakref.WeakKeyDictionary[CodeType, set[str]] = (

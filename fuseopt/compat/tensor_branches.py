@@ -19,11 +19,10 @@ from torch.fx import Node
 
 from .leaving import refuse
 from .names import find
-from .patch_state import patch_state
 from .patches import Hook, Patcher
 from .plain import is_unknown
 from .schemas import written
-from .tracing import traces_step
+from .tracing import traces_step, tracing
 
 #: Functions that return one of two numbers.
 MIXING = (torch.sym_max, torch.sym_min)
@@ -222,5 +221,5 @@ def _tensors(x: Any) -> Iterator[torch.Tensor]:
 def refuse_branch(code: CodeType, place: int, why: str) -> None:
     """Begin the trace anew, and let Dynamo end its graph at a branch."""
     anew = find("torch._dynamo.exc:SpeculationRestartAnalysis")
-    patch_state.one_way.setdefault(code, set()).add(place)
+    tracing.one_way.setdefault(code, set()).add(place)
     raise anew(restart_reason=why)

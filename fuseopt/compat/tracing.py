@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class Tracing(threading.local):
     `cuts`: graph breaks, while a caller collects them.
     `refusal`: why the trace was refused, until Dynamo has ended the graph there.
     `writing`: True while Dynamo writes down the step's side effects.
+    `one_way`: by code, the instructions of branches both of whose ways this trace
+        cannot follow. Another one may: with other objects, or another capability.
     """
 
     def __init__(self) -> None:
@@ -44,12 +47,14 @@ class Tracing(threading.local):
         self.cuts: list[Any] | None = None
         self.refusal = ""
         self.writing = False
+        self.one_way: dict[CodeType, set[int]] = {}
 
     def leave(self) -> None:
         """Reset the state after a trace has ended."""
         self.owners = []
         self.refusal = ""
         self.stores, self.stored = set(), set()
+        self.one_way.clear()
         while self.patches:
             self.patches.pop().__exit__(None, None, None)
 

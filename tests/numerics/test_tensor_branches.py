@@ -157,3 +157,39 @@ def test_mars_as_published(schedule: str) -> None:
     """It was compiled fifteen times in six steps."""
     ways = [STATE, USUAL]
     assert compilations(PublishedMARS, SCHEDULES[schedule], 6) == len(ways)
+
+
+def halves_large(g: Tensor, p: Tensor, seen: list[Tensor] | None) -> Tensor:
+    if g.norm() > 2.0:
+        if seen is not None:
+            seen.append(p)
+        g = g * 0.5
+    return g
+
+
+def reports_of_halves(*seen: list[Tensor] | None) -> list[Any]:
+    """Of steps of two optimizers, the first of them compiled. Their bits are alike."""
+    built = []
+    for own in seen:
+        params = make_params([(6,), (3, 2)])
+        change = lambda g, p, state, lr, own=own: halves_large(g, p, own)  # noqa: E731
+        built.append(Branches(params, change))
+    mine, theirs = built
+    fuseopt.compile(mine)
+    for _ in range(3):
+        for optimizer in built:
+            for k, p in enumerate(optimizer.param_groups[0]["params"]):
+                p.grad = torch.full_like(p, 0.3 + k)
+            optimizer.step()
+        assert differences(mine, theirs) == []
+    reports = fuseopt.reports()
+    torch._dynamo.reset()
+    return reports
+
+
+@pytest.mark.filterwarnings("ignore:fuseopt")
+def test_a_branch_that_one_trace_cannot_follow_is_followed_by_another() -> None:
+    """The code is shared; what its ways do depends on the optimizer's objects."""
+    assert len(reports_of_halves([], [])) > 1
+    (report,) = reports_of_halves(None, None)
+    assert report.fallback == ""
