@@ -29,7 +29,7 @@ pytest.importorskip("triton")
 
 F32, BF16 = torch.float32, torch.bfloat16
 #: Instructions of an element at most, all included.
-BARS = {F32: 50, BF16: 60}
+BARS = {F32: 50, BF16: 52}
 
 
 @pytest.fixture(scope="module")

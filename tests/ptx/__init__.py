@@ -27,8 +27,8 @@ step of split masters it takes numbers for unwritten that have the right bits.
 It has no calls: kernels with powers of float64 (ASGD; capturable steps in float64) call
 a function, and are refused with a ValueError.
 
-Estimates (`div.full`, `rcp.approx`, `ex2.approx`, `lg2.approx`) are exact here. Stores
-are seen at once, so what only a weak memory shows is found by its missing order.
+Estimates (`div.full`, `rcp.approx`, `ex2.approx`, `lg2.approx`) are exact here, except
+`sqrt.approx`, which is off by as much as it may be. Stores are seen at once, so what only a weak memory shows is found by its missing order.
 """
 
 from __future__ import annotations

@@ -55,6 +55,15 @@ static void floats(Table& t, const std::string& name, const std::string& rn) {
   t["setp.num" + name] = GIVES(u8(ONE(T) == ONE(T) && TWO(T) == TWO(T)));
 }
 
+// A root that is off by as much as a GPU's estimate may be, 2**-23 of it: up or down, as
+// the last bit of a bfloat16 says.
+static float near_root(float x) {
+  const float root = std::sqrt(x);
+  if (!(root > 0) || std::isinf(root)) return root;
+  const bool up = bits<u32>(x) >> 16 & 1;
+  return std::nextafter(root, up ? INFINITY : 0.0f);
+}
+
 template <class T>
 static void wide_floats(Table& t, const std::string& name) {
   t["div.rn" + name] = GIVES(ONE(T) / TWO(T));
@@ -97,6 +106,8 @@ static void halves(Table& t, const std::string& name) {
   t["add.rn" + two] = BOTH(+);
   t["sub.rn" + two] = BOTH(-);
   t["mul.rn" + two] = BOTH(*);
+  t["abs" + two] = GIVES(ONE(u32) & 0x7fff7fffu);
+  t["neg" + two] = GIVES(ONE(u32) ^ 0x80008000u);
   t["setp.eq" + two] = BOTH_TRUE(u64, ==);
   t["setp.lt" + two] = BOTH_TRUE(u64, <);
   t["setp.le" + two] = BOTH_TRUE(u64, <=);
@@ -193,6 +204,7 @@ static Table table() {
       GIVES(float(std::exp2(double(ONE(float)))));
   t["lg2.approx.f32"] = t["lg2.approx.ftz.f32"] =
       GIVES(float(std::log2(double(ONE(float)))));
+  t["sqrt.approx.f32"] = GIVES(near_root(ONE(float)));
   t["mul.wide.s32"] = GIVES(s64(ONE(s32)) * TWO(s32));
   t["mul.wide.u32"] = GIVES(u64(ONE(u32)) * TWO(u32));
   t["mul.wide.s16"] = GIVES(s32(ONE(s16)) * TWO(s16));

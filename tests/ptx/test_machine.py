@@ -120,6 +120,20 @@ def test_pairs_of_halves(dtype: torch.dtype, name: str) -> None:
     assert same.all()
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=HALF.get)
+@pytest.mark.parametrize("name", ["abs", "neg"])
+def test_signs_of_pairs_of_halves(dtype: torch.dtype, name: str) -> None:
+    x = torch.arange(-(2**15), 2**15).to(torch.int16)
+    y = converted(
+        x.view(torch.int32),
+        torch.int32,
+        f"ld.global.b32 {{ %r4 }}, [ %rd3 + 0 ]; {name}.{HALF[dtype]}x2 %r5, %r4;"
+        "st.global.b32 [ %rd4 + 0 ], { %r5 };",
+    ).view(torch.int16)
+    want = x & 0x7FFF if name == "abs" else x ^ -(2**15)
+    assert y.equal(want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["add.rn", "sub.rn", "mul.rn", "div.rn", "fma.rn"])
 def test_arithmetic(dtype: torch.dtype, name: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...ir.graph import DTYPE_BYTES, Variant
+from .halves import replacements
 from .quotients import Quotients, conditions, quotients
 from .text import indent, over_lines
 from .variant import ALIGNED, FLAT, RECORD, SIZES, Function
@@ -61,14 +62,20 @@ def inside(left: str) -> str:
 
 
 class Chunks:
-    """Writes the functions of one variant without reductions."""
+    """Writes the functions of one variant without reductions.
 
-    def __init__(self, number: int, variant: Variant, fast: bool = False) -> None:
+    `ptx`: the text may have instructions of PTX.
+    """
+
+    def __init__(
+        self, number: int, variant: Variant, fast: bool = False, ptx: bool = False
+    ) -> None:
         self.n = number
         self.v = variant
         self.w = Function(number, variant, fast)
         # "fast" already divides fast
         self.quotients = Quotients() if fast else quotients(variant)
+        self.instead = {} if fast else replacements(variant, ptx)
 
     def functions(self, packs: bool) -> list[list[str]]:
         """Return all functions; `packs`: also that of programs with several lanes."""
@@ -90,8 +97,8 @@ class Chunks:
         return {i: [f"{self.w.name(i)}_{part}" for part in parts] for i in divisors}
 
     def main_element(self) -> list[list[str]]:
-        """Return element code of the main path, if it differs: with few divisions."""
-        instead = {}
+        """Return element code of the main path, if it differs from the general one."""
+        instead = dict(self.instead)
         for i, q in self.quotients.by_instr.items():
             x, parts = self.w.name(self.v.instrs[i].args[0]), self.inverses[q.divisor]
             helper, parts = ("narrow", parts[2:]) if q.narrow else ("quotient", parts)
@@ -189,7 +196,7 @@ class Chunks:
         """
         w = self.w
         name, args = f"element{self.n}", w.arguments
-        if self.quotients.by_instr:
+        if self.quotients.by_instr or self.instead:
             name, args = f"main{self.n}", self.main_arguments
         place = {s: f"a{s} + at" for s in w.element_slots}
         body = [

@@ -32,6 +32,7 @@ from ...ir.graph import DTYPE_BYTES, Kernel, Variant, makes_numbers
 from ..target import Source, Target, layout
 from . import blocks
 from .chunks import Chunks
+from .halves import WIDE
 from .power import BESIDE, FROM_CUDA, FROM_LIBRARY, OWN
 from .quotients import HELPERS as QUOTIENTS
 from .reduce import HELPERS as FOLDS
@@ -238,7 +239,8 @@ class TritonTarget(Target):
             elif variant.reduction:
                 parts += ReduceWriter(number, variant, self.fast).functions()
             else:
-                writer = Chunks(number, variant, self.fast)
+                ptx = self.cuda is not None
+                writer = Chunks(number, variant, self.fast, ptx)
                 parts += writer.functions(packs(kernel, variant))
         parts.append(_entry(kernel))
         code = "\n\n\n".join("\n".join(p) for p in parts)
@@ -254,6 +256,8 @@ class TritonTarget(Target):
             code = f"{FOLDS}\n\n{code}"
         if " = inverse(" in code:
             code = f"{QUOTIENTS}\n\n{code}"
+        if re.search(r"\bwide\(", code):
+            code = f"{WIDE}\n\n{code}"
         if re.search(r"\bpower\(", code):
             has_power = self.cuda is not None and self.cuda >= OWN
             helper = f"\n\n{BESIDE}" if " = numbered(" in code else ""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...ir.graph import Instr, Variant
+from .uses import Uses, all_cast, readers, widens
 
 #: Exponents of a type's numbers: of the least one, and above the largest.
 LIMITS = {"f32": (-149, 128), "bf16": (-133, 128), "f16": (-24, 16)}
@@ -128,7 +129,7 @@ def quotients(v: Variant) -> Quotients:
     """Return the quotients of a variant's element code that need no division."""
     taken = Quotients()
     lane = set(v.lane_code)
-    uses = _uses(v)
+    uses = readers(v)
     ranges: dict[int, Range | None] = dict.fromkeys(range(len(v.instrs)))
     for i in v.code:
         instr = v.instrs[i]
@@ -151,7 +152,7 @@ def _divided(
     v: Variant,
     i: int,
     x: Range | None,
-    uses: dict[int, list[Instr | None]],
+    uses: Uses,
     taken: Quotients,
 ) -> Range | None:
     """Take a quotient, if its numerator and divisors lie in a useful range."""
@@ -162,11 +163,8 @@ def _divided(
     below = min(BELOW, LARGE - x.high)
     if min(above, below) < USEFUL:
         return None
-    from_bf16 = _is_cast(v.instrs[source], "f32") and (
-        v.instrs[v.instrs[source].args[0]].dtype == "bf16"
-    )
-    to_bf16 = all(u is not None and _is_cast(u, "bf16") for u in uses[i])
-    narrow = from_bf16 and to_bf16 and x.low - above >= NARROW
+    halves = widens(v, source) and all_cast(v, i, uses, "bf16")
+    narrow = halves and x.low - above >= NARROW
     taken.by_instr[i] = Quotient(divisor, -below, above, narrow)
     signs = None if x.signs is None else x.signs | {i}
     return Range(x.low - above, x.high + below, signs, x.through | {i})
@@ -254,18 +252,3 @@ def _widen(v: Variant, ranges: dict[int, Range | None], taken: Quotients) -> Non
         numerator = ranges[v.instrs[i].args[0]]
         if i not in inner and numerator is not None:
             q.low = -min(LAST_BELOW, LARGE - numerator.high)
-
-
-def _is_cast(instr: Instr, dtype: str) -> bool:
-    return instr.op == "cast" and instr.dtype == dtype
-
-
-def _uses(v: Variant) -> dict[int, list[Instr | None]]:
-    """Return the readers of each instruction; None for a store."""
-    readers: dict[int, list[Instr | None]] = {i: [] for i in range(len(v.instrs))}
-    for i in (*v.lane_code, *v.code, *v.output_code):
-        for a in v.instrs[i].args:
-            readers[a].append(v.instrs[i])
-    for i, _ in v.stores:
-        readers[i].append(None)
-    return readers
