@@ -28,7 +28,8 @@ It has no calls: kernels with powers of float64 (ASGD; capturable steps in float
 a function, and are refused with a ValueError.
 
 Estimates (`div.full`, `rcp.approx`, `ex2.approx`, `lg2.approx`) are exact here, except
-`sqrt.approx`, which is off by as much as it may be. Stores are seen at once, so what only a weak memory shows is found by its missing order.
+`sqrt.approx`, which is off by as much as it may be. Stores are seen at once, so what
+only a weak memory shows is found by its missing order.
 """
 
 from __future__ import annotations

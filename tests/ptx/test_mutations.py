@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Mutation:
     name: str
     make: Make
     old: str
-    new: str
+    new: str | Callable[[re.Match[str]], str]
     caught: tuple[str, ...]
     ptx: bool = False
     dtype: torch.dtype = torch.float32
@@ -58,6 +59,16 @@ class Mutation:
 BITS, RACE, RANGE = "bits", "race", "out of range"
 MISALIGNED, BARRIER = "misaligned", "a barrier that some threads leave out"
 FRESH = "memory that nothing has written is read"
+
+#: The type of a bfloat16 in memory, and where it is widened.
+HALVES = r"pointer_type\(tl\.bfloat16\)|wide\((x\d+)\)"
+
+
+def as_type(name: str, found: re.Match[str]) -> str:
+    """A number of another type instead."""
+    x = found[1]
+    return f"{x}.to(tl.float32)" if x else f"pointer_type(tl.{name})"
+
 
 MUTATIONS = (
     # tickets
@@ -211,8 +222,8 @@ MUTATIONS = (
     Mutation(
         "strides of another tensor",
         momentum,
-        r"index \* tl\.load\(shape \+ \d \* dims - d\)",
-        "index * tl.load(shape + 2 * dims - d)",
+        r"turn \* tl\.load\(shape \+ \d \* dims - d\)",
+        "turn * tl.load(shape + 2 * dims - d)",
         (BITS, RANGE, RACE),
     ),
     Mutation(
@@ -240,16 +251,16 @@ MUTATIONS = (
     Mutation(
         "halves as floats",
         adamw,
-        r"pointer_type\(tl\.bfloat16\)",
-        "pointer_type(tl.float32)",
+        HALVES,
+        functools.partial(as_type, "float32"),
         (RANGE, RACE),
         dtype=torch.bfloat16,
     ),
     Mutation(
         "halves as other halves",
         adamw,
-        r"pointer_type\(tl\.bfloat16\)",
-        "pointer_type(tl.float16)",
+        HALVES,
+        functools.partial(as_type, "float16"),
         (BITS,),
         dtype=torch.bfloat16,
     ),

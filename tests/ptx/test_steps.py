@@ -55,6 +55,14 @@ def test_adamw_in_float16_in_any_order(ptx: Log) -> None:
     check(ptx, adamw, seed=7, dtype=F16, course=COURSE[:4])
 
 
+def test_adamw_in_bfloat16(ptx: Log) -> None:
+    """Its roots are estimates, and pairs of numbers are widened together."""
+    ptx.seed = 5
+    assert not beside_the_interpreter(ptx, adamw, COURSE[:4], dtype=BF16)
+    assert not ptx.faults
+    assert ptx.launches
+
+
 def test_two_launches_in_any_order(ptx: Log) -> None:
     course = ("moved", "stay", "odd", "moved")
     check(ptx, Clipped, seed=3, launches=2, whole=True, course=course)

@@ -18,6 +18,7 @@ WIDE = """\
 @triton.jit
 def wide(x):
     # bfloat16 in float32, for the two halves of a register
+    tl.static_assert(x.dtype == tl.bfloat16)
     text: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     return tl.inline_asm_elementwise(text, "=f,=f,r", [x], tl.float32, True, 2)
 """
