@@ -75,7 +75,7 @@ class Chunks:
         self.w = Function(number, variant, fast)
         # "fast" already divides fast
         self.quotients = Quotients() if fast else quotients(variant)
-        self.instead = {} if fast else replacements(variant, ptx)
+        self.instead = replacements(variant) if ptx and not fast else {}
 
     def functions(self, packs: bool) -> list[list[str]]:
         """Return all functions; `packs`: also that of programs with several lanes."""

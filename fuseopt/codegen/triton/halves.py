@@ -3,7 +3,7 @@
 A root of a bfloat16 that is rounded to bfloat16 again needs no exact root in between.
 Halfway between two bfloat16 lies a number of 9 bits, whose square has a 1 in a place
 that no bfloat16 has. So a root is farther from it than 2**-18 of its size, and the
-approximate root of a GPU is off by 2**-22 at most.
+estimate of PTX is off by 2**-22 at most.
 
 To widen a bfloat16 is a shift, or a mask for the upper half of a register. ptxas takes
 three instructions for the two halves of a register where each is widened alone.
@@ -24,10 +24,10 @@ def wide(x):
 """
 
 
-def replacements(v: Variant, pairs: bool) -> dict[int, str]:
+def replacements(v: Variant) -> dict[int, str]:
     """Return the text of the instructions of element code that read bfloat16 otherwise.
 
-    `pairs`: the text may have instructions of PTX.
+    The text has instructions of PTX, and relies on the error that PTX admits for roots.
     """
     uses, lane, instead = readers(v), set(v.lane_code), {}
     for i in v.code:
@@ -38,7 +38,7 @@ def replacements(v: Variant, pairs: bool) -> dict[int, str]:
         if instr.op in ("sqrt", "vsqrt") and instr.dtype == "f32":
             if all_cast(v, i, uses, "bf16") and widens(v, instr.args[0]):
                 instead[i] = f"tl.sqrt({text})"
-        elif pairs and widens(v, i) and instr.args[0] not in lane:
+        elif widens(v, i) and instr.args[0] not in lane:
             if not all(_in_bfloat16(v, u, uses) for u in uses[i]):
                 instead[i] = f"wide({text})"
     return instead
