@@ -121,14 +121,13 @@ def resume() -> None:
 def _attached() -> Window:
     from .. import compat
     from . import trace_warnings
-    from .session import session
 
     compat.patches.serve(BACKEND, compat.HOOKS)
     compat.patch_state.report_break = trace_warnings.of_graph_break
     compat.patch_state.report_limit = trace_warnings.of_limit
     compat.patch_state.report_failure = trace_warnings.of_failure
     compat.patch_state.report_refusal = trace_warnings.of_refusal
-    compat.patch_state.allocate = session.allocate
+    compat.patch_state.allocate = _allocate
     compat.Limits(BACKEND).listen()
     refuse = functools.partial(trace_warnings.refuse_untraceable, BACKEND)
     window = compat.Window(BACKEND, refuse, trace_warnings.kept_from_dynamo)
@@ -157,3 +156,9 @@ def _take_bound_step(
 ) -> Any:
     take = BACKEND.take
     return None if take is None else take(function, optimizer, arguments)
+
+
+def _allocate(optimizer: Any) -> None:
+    from .session import session
+
+    session.allocate(optimizer)
