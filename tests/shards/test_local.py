@@ -314,8 +314,9 @@ def test_2000_steps_leave_nothing(mesh: DeviceMesh, n: int, clip: bool) -> None:
         optimizer.zero_grad()
         if k in (500, 2000):
             gc.collect()
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             kinds = Counter(type(x).__qualname__ for x in gc.get_objects())
+            # after that list, which counts in both: it may take megabytes
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             seen.append((kinds, used))
     (objects, memory), (later, most) = seen
     more = (later - objects).most_common(8)
