@@ -15,6 +15,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
+from ..compat.facts import Fact, attributes, entry, items, result
+from .attempts import Attempts
 from .change import SAME, Change, Difference
 
 #: Attributes of a tail that a user may set between calls, without the decays.
@@ -31,6 +33,9 @@ SET = (
     "scaler",
 )
 _SET = attrgetter(*SET)
+#: The attribute `grad` in C, and the classes whose tensors have no other.
+_grad = attrgetter("grad")
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 NEW_OPTIONS = Difference(Change.STRUCTURE, "an option of the tail has changed")
 DISTURBED = Difference(Change.STRUCTURE, "there are hooks or modes around a step")
 STRANGER = Difference(Change.STRUCTURE, "a parameter of no optimizer has a gradient")
@@ -56,6 +61,9 @@ class TailRecord:
         self.params = params
         self.strangers = strangers
         self._options = options
+        #: compares the record, and does the call, in one call of C: a SingleTail
+        self.single: Any = None
+        self.attempts = Attempts()
 
     def compare(self, tail: Any, average: bool) -> Difference:
         """Compare the options of the next call; return SAME or STRUCTURE.
@@ -72,19 +80,37 @@ class TailRecord:
             return DISTURBED
         if self.strangers and any(p.grad is not None for p in self.strangers):
             return STRANGER
+        return SAME if self.same_scale(tail) else RESCALED
+
+    def same_scale(self, tail: Any) -> bool:
+        """Is the scaler in the state of the last call?"""
         scale, scaler = self.tail_inputs["scale"], tail.scaler
         if scale is None:
-            same = scaler is None or not scaler.is_enabled()
-        else:
-            same = (
-                scaler.is_enabled()
-                and compat.scale_of(scaler) is scale
-                and all(
-                    compat.stage_of(scaler, optimizer) is compat.STAGES.READY
-                    for optimizer in tail.optimizers
-                )
+            return scaler is None or not scaler.is_enabled()
+        return (
+            scaler.is_enabled()
+            and compat.scale_of(scaler) is scale
+            and all(
+                compat.stage_of(scaler, optimizer) is compat.STAGES.READY
+                for optimizer in tail.optimizers
             )
-        return SAME if same else RESCALED
+        )
+
+    def facts(self, tail: Any) -> list[Fact] | None:
+        """Return facts of which SAME follows, for optimizers of the same classes and a
+        scaler of which `same_scale` is true. None if facts cannot show it.
+        """
+        facts = attributes(tail, *SET, "decays", "optimizers")
+        facts += [*items(tail.decays), *items(tail.optimizers)]
+        for optimizer in tail.optimizers:
+            undisturbed, defaults = compat.undisturbed_facts(optimizer), "defaults"
+            if undisturbed is None or optimizer.defaults.get("differentiable"):
+                return None
+            facts += [*undisturbed, *attributes(optimizer, "step", defaults)]
+            facts.append(entry(optimizer.defaults, "differentiable"))
+        if not all(type(p) in PLAIN for p in self.strangers):
+            return None
+        return facts + [result(None, _grad, p) for p in self.strangers]
 
 
 def options_of(tail: Any) -> list[Any]:

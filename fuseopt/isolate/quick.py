@@ -53,20 +53,19 @@ class QuickSteps:
         """Make the single call that repeats the last one, which was steady."""
         leader, now = compiler.leader, self.step
         steady = next(reversed(leader.steady.calls.values()))
-        if steady.in_c is None or self.by_option is None or not steady.tries:
+        if steady.in_c is None or self.by_option is None:
             return
         if now is not None and now.steady is not steady:
             return  # of other parameters, which take turns with these
-        steady.tries -= 1
-        self.step, around, wanted = None, _around(compiler, optimizer), None
-        if around is None:
+        if not steady.attempts.due():
             return
-        if self.by_option:
-            wanted = optimizer.defaults["differentiable"]
-            around += attributes(optimizer, "defaults")
-            around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
-        given = steady, optimizer, compiler.lock, wanted, around, leader.steady
-        self.step = single_call(*given)
+        self.step, around, wanted = None, _around(compiler, optimizer), None
+        if around is not None:
+            if self.by_option:
+                wanted = optimizer.defaults["differentiable"]
+                around += attributes(optimizer, "defaults")
+                around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
+            self.step = single_call(steady, optimizer, compiler.lock, wanted, around)
 
 
 def _may_repeat(compiler: Any) -> bool:

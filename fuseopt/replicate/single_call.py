@@ -1,10 +1,10 @@
 """Repeat the last call of a led step in one call of C, which compares and launches.
 
-A `SingleCall` is made of a `SteadyCall` without calls around its step. If the step has
-one kernel on the CPU, no bytecode runs between the first comparison of a lane and the
-end of the launch. So a signal handler runs before all comparisons of lanes and tensors,
-or after the step. Any other step is done by the steady call, after one call of C that
-compares what is around the step.
+A `SingleCall` is made of a `SteadyCall`. If the step has one kernel on the CPU, no
+bytecode runs between the first comparison of a lane and the end of the launch. So a
+signal handler runs before all comparisons of lanes and tensors, or after the step. Any
+other step is done by the steady call, after one call of C that compares what is around
+the step. A tail adds its first launch, and what compares its tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..runtime.guards.facts import in_c
 from ..runtime.undo import CALL
 from .comparison import CannotRepeat, Comparison, need
 from .steady import SteadyCall
-from .tail_arguments import NO_TAIL_ARGUMENTS
+from .tail_arguments import NO_TAIL_ARGUMENTS, TailArguments
 
 
 class SingleCall:
@@ -51,9 +51,18 @@ class SingleCall:
         self._compares, self._launches, self._compared = compares, launches, compared
         self.steady = steady
 
+    @property
+    def launches(self) -> bool:
+        """Do calls of C do the step?"""
+        return bool(self._launches)
+
+    def is_for(self, optimizer: Any) -> bool:
+        """Has an optimizer the attributes and the class of the one that was called?"""
+        return vars(optimizer) is self.held and type(optimizer) is self.kind
+
     def __call__(self, optimizer: Any) -> bool:
         """Do one step, if it repeats the last one."""
-        if vars(optimizer) is not self.held or type(optimizer) is not self.kind:
+        if not self.is_for(optimizer):
             return False
         before, wanted, compared = torch.is_grad_enabled(), self.wanted, self._compared
         with self.lock:
@@ -62,17 +71,26 @@ class SingleCall:
                 if not self._launches:
                     found: Any = next(filter(None, map(CALL, self._compares)), 0)
                     return not found and self.steady.step(optimizer)
-                return self._launched()
+                return self.launched()
             finally:
                 compat.GRAD_SWITCH(before)
                 compared.forget()
 
-    def _launched(self) -> bool:
+    def forget(self) -> None:
+        """Forget the gradients of a call of `launched`."""
+        self._compared.forget()
+
+    def launched(
+        self, compares: Sequence[Any] = (), launches: Sequence[Any] = ()
+    ) -> bool:
         """Compare and launch. If a step of this optimizer ran in between, which an
         object's end may do, return False with nothing launched.
+
+        `compares`: made after the step's comparisons. `launches`: made before its own.
         """
         pending, call = self.steady.leader.pending, object()
-        calls = *pending.within(call, self._compares), *self._launches
+        compares = pending.within(call, [*self._compares, *compares])
+        calls = *compares, *launches, *self._launches
         try:
             found: Any = next(filter(None, map(CALL, calls)), 0)
         except ValueError:
@@ -90,18 +108,18 @@ def single_call(
     lock: Any,
     wanted: bool | None,
     around: Sequence[Fact],
-    home: Any,
+    tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
 ) -> SingleCall | None:
     """Return the single call that repeats a steady one, which C compares.
 
-    `around`: facts that the callers of the step compare. `home`: has the steady call.
-    None where one call of C cannot do the step.
+    `around`: facts that the callers of the step compare. `tail_arguments`: those of the
+    call. None where one call of C cannot do the step.
     """
     try:
-        launcher, compared = steady.launcher, steady.in_c
+        launcher, compared, home = steady.launcher, steady.in_c, steady.leader.steady
         bound, count = launcher.bound, launcher.guard.count
         helper, threads = bound.helper, torch.get_num_threads()
-        need(steady.call.tail_arguments is NO_TAIL_ARGUMENTS, helper, compared, count)
+        need(steady.call.tail_arguments is tail_arguments, helper, compared, count)
         facts = [
             *around,
             *attributes(home, "calls"),

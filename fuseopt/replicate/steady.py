@@ -19,6 +19,7 @@ import torch
 from .. import compat
 from ..errors import FuseoptError
 from ..handlers import reraise
+from ..inputs.attempts import LONGEST, Attempts
 from ..inputs.contents import Contents, holds
 from ..inputs.lane_guard import LaneGuard
 from ..inputs.lane_matcher import PARAMS, CallTensors, RecentLanes, first_param
@@ -36,9 +37,6 @@ from .tail_arguments import NO_TAIL_ARGUMENTS, TailArguments
 from .traces import Trace
 from .writes import LaneNumbers
 
-#: Most calls whose numbers must stay the same before C compares all of the next one.
-LONGEST = 64
-
 
 class Differs(FuseoptError):
     """The driver must do a call, which has written nothing."""
@@ -54,6 +52,7 @@ class Leader(Protocol):
     recent: RecentLanes
     trace: Trace | None
     stepped: LaneNumbers | None
+    steady: SteadyCalls
 
 
 class Launcher:
@@ -150,9 +149,10 @@ class SteadyCall:
         self.fits, self.code = direct
         #: what it compares, in one call of C, once numbers have stayed the same
         self.in_c: Comparison | None = None
+        #: most calls whose numbers must stay the same before that
         self._calm, self._wait, self._attempts = 0, 1, 3
-        #: the number of attempts left to make one call of C of all of it
-        self.tries = 3
+        #: for those who make one call of C of all of it
+        self.attempts = Attempts()
 
     def step(
         self,

@@ -35,8 +35,8 @@ class LinkedStep:
         compare: Callable[[list[torch.Tensor]], int],
         rest: list[torch.Tensor],
     ) -> None:
-        self.bound = bound
-        self.guard = bound.guard
+        assert bound.guard is not None
+        self.bound, self.guard = bound, bound.guard
         self.other = other
         self.compare = compare
         self.rest = rest
@@ -56,7 +56,9 @@ class LinkedStep:
             return None
         if theirs is None or theirs.guard is not self.other:
             return None
-        if not self.other.comparable or self.compare([*fresh, *self.rest]):
+        if not self.other.comparable:
+            return None
+        if not self.guard.follow(self.compare([*fresh, *self.rest])):
             return None
         if not bound.on_cpu:
             # a capture of the user's joins launches with their tensors

@@ -194,6 +194,8 @@ class LedTail:
     """
 
     led_at_any_size = False
+    #: false if a step does more than the driver's
+    only_leads = True
 
     def __init__(
         self,
@@ -383,6 +385,10 @@ class LedTail:
             return None
         if len(leader.task.reports) > n_reports:
             self.compiling.add_first_launch(leader.task.reports[n_reports:])
+        return self.results(norm_launch)
+
+    def results(self, norm_launch: NormLaunch) -> tuple[torch.Tensor, ...]:
+        """Return the results of a tail that was launched."""
         if not norm_launch.cells:
             return tuple(norm_launch.results)
         assert self.table is not None

@@ -24,6 +24,7 @@ class LedPacked(LedTail):
     """Tail of one optimizer with packed state; `packs` steps it outside of the tail."""
 
     led_at_any_size = True  # as the step itself
+    only_leads = False
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from operator import is_
 
+from ..compat.facts import Fact, items
 from .averages import Averages
 from .order import ClipOrder
 
@@ -20,6 +21,10 @@ class Lists:
     def _note(self) -> None:
         self._sizes = [*map(len, self._lists)]
         self._entries = [*chain.from_iterable(self._lists)]
+
+    def facts(self) -> list[Fact]:
+        """Return the facts of which it follows that no entry has changed."""
+        return [fact for each in self._lists for fact in items(each)]
 
     def follow(self) -> bool:
         """Were entries added, removed or replaced since the last call? Then the holders

@@ -81,7 +81,7 @@ class SingleGraph:
             else:
                 self.led = LedPacked(*common, compiler)
         #: classes, state and groups of each in the last call
-        self._structures = [StructureGuard() for _ in optimizers]
+        self.structures = [StructureGuard() for _ in optimizers]
         #: true if `again` can repeat the last call
         self.repeats = False
         #: a byte for each parameter, 1 if it had a gradient: of calls in one graph
@@ -161,7 +161,7 @@ class SingleGraph:
         """Release what was compiled if an optimizer's methods, or the objects of its
         state and groups, changed since the last call.
         """
-        structures, optimizers = self._structures, self.optimizers
+        structures, optimizers = self.structures, self.optimizers
         helper = None if self.led is None else self.led.helper
         for structure, optimizer in zip(structures, optimizers, strict=True):
             if structure.compare(optimizer, helper) is not SAME:

@@ -43,6 +43,7 @@ from .norm_groups import NormGroups, step_of_groups
 from .order import ClipOrder
 from .outcome import Outcome
 from .pieces import run
+from .single import single_tail
 from .single_graph import SingleGraph
 from .stats import COLUMNS, row_names
 from .steps import function_of, has_gradients, has_state, marks
@@ -120,14 +121,22 @@ class Tail:
         if torch.compiler.is_dynamo_compiling():
             what = "a fuseopt.tail compiles itself: call it outside of torch.compile"
             raise UnsupportedInput(what)
+        repeatable = accumulated is None and step is None
         with self._lock:
+            steady = self._steady if repeatable else None
+            if steady is not None and steady.single is not None:
+                result = steady.single(self, average)
+                if result is not None:
+                    return self._fused_outcome(
+                        steady.tail_inputs, result, steady.params
+                    )
+                steady.single = None
             settle_of(self.optimizers, "the tail")
             self._averages.set_call(average, step)
             if self._lists.follow():
                 self._steady = None
-            repeatable = accumulated is None and step is None
-            if repeatable and self._steady is not None:
-                outcome = self._again(self._steady, average)
+            if steady is not None and self._steady is steady:
+                outcome = self._again(steady, average)
                 if outcome is not None:
                     return outcome
             repeated = average if repeatable else None
@@ -173,6 +182,8 @@ class Tail:
         if result is None:
             self._steady = None
             return None
+        if steady.attempts.due():
+            steady.single = single_tail(self, steady)
         return self._fused_outcome(steady.tail_inputs, result, steady.params)
 
     def _call(

@@ -264,8 +264,8 @@ class _TotalsGraph:
         self.step = CompiledStep(source, program, plan, policy, None, self.pending)
         #: the link to a step's guard, the NormLaunch of the link, and memory to keep
         #: until the launches have run
-        self._norm_launch: Callable[[], NormLaunch | None] = lambda: None
-        self._linked: LinkedStep | None = None
+        self.norm_launch: Callable[[], NormLaunch | None] = lambda: None
+        self.linked: LinkedStep | None = None
         self._memory: Any = None
 
     def _function(self, n_outs: int) -> Callable[..., None]:
@@ -343,7 +343,7 @@ class _TotalsGraph:
         self, grads: Tensors, cells: Tensors, other_inputs: Sequence[Any]
     ) -> None:
         """Prepare the launches, which `pending` then holds."""
-        self._linked = None
+        self.linked = None
         self.grads, self.results = grads, self.fresh.take()
         self.pending.start()
         try:
@@ -364,17 +364,17 @@ class _TotalsGraph:
             if _is_tensor(x)
         ]
         unshared = self.n + len(self.factor_tensors) + self.n_cells, len(self.results)
-        self._linked = link(self.step, *compared, unshared, other_tensors)
-        self._norm_launch = weakref.ref(norm_launch)
+        self.linked = link(self.step, *compared, unshared, other_tensors)
+        self.norm_launch = weakref.ref(norm_launch)
 
     def follow(self, step: CompiledStep, norm_launch: NormLaunch) -> Launches | None:
         """Return the launches for gradients that `step` has compared. Return None if
         there is no link to that guard, for calls with the inputs of `norm_launch`.
         """
-        if self._linked is None or self._norm_launch() is not norm_launch:
+        if self.linked is None or self.norm_launch() is not norm_launch:
             return None
         results = self.fresh.take()
-        launches_and_memory = self._linked.launches(self.step, step, results)
+        launches_and_memory = self.linked.launches(self.step, step, results)
         if launches_and_memory is None:
             return None
         self.results = results
@@ -389,7 +389,7 @@ class _TotalsGraph:
 
     def forget(self) -> None:
         """Forget the record of the last call."""
-        self._linked = None
+        self.linked = None
         self.step.forget()
 
     def check_order(self) -> None:

@@ -25,12 +25,12 @@ def in_c(helper: ctypes.PyDLL, facts: Sequence[Fact]) -> Callable[[], int]:
         record.value = None if value is ABSENT else id(value)
     call = helper.fuseopt_facts
     call.restype, call.argtypes = ctypes.c_int64, [ctypes.c_int64, ctypes.c_void_p]
-    kept = _Kept(call, len(facts), ctypes.addressof(records))
+    kept = Kept(call, len(facts), ctypes.addressof(records))
     kept.objects = records, facts
     return kept
 
 
-class _Kept(functools.partial[int]):
+class Kept(functools.partial[int]):
     """A partial of a function of C, with the objects that its arguments point to."""
 
     objects: object

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ... import compat
+from .facts import Kept
 from .library import Functions, LinkedRecord, TensorRecord
 from .sharing import ALONE, Moves
 
@@ -229,12 +230,13 @@ class TensorGuard:
         unshared: tuple[int, int],
         rest: int,
     ) -> Callable[[list[Any]], int] | None:
-        """Return a function to call in place of `compare`, where another guard has
-        compared the first tensors in the same call. Their indices there are `places`.
+        """Return a call of C in place of `compare`, where another guard has compared
+        the first tensors in the same call. Their indices there are `places`. Its result
+        is for `follow`.
 
-        The function takes a list. It has the `unshared[1]` tensors from index
-        `unshared[0]` on, which the other guard lacks, and those from `rest` on. Returns
-        None unless the last comparisons of both guards compared the same tensors.
+        It takes a list, which has the `unshared[1]` tensors from index `unshared[0]`
+        on, which the other guard lacks, and those from `rest` on. Returns None unless
+        the last comparisons of both guards compared the same tensors.
         """
         if not other.comparable or not self.same_as(other, places):
             return None
@@ -249,14 +251,14 @@ class TensorGuard:
             others=self.n - rest,
         )
         setattr(struct, "from", address(places))
-        call, where = self._follow, ctypes.addressof(struct)
+        call = Kept(self._follow, ctypes.addressof(struct))
+        call.objects = struct, places, other
+        return call
 
-        def compare(tensors: list[Any], _: Any = (struct, places, other)) -> int:
-            verdict = call(where, tensors)
-            self.comparable = verdict in (0, MOVED)
-            return int(verdict)
-
-        return compare
+    def follow(self, verdict: int) -> bool:
+        """Take the result of a call of `following`; return whether all is the same."""
+        self.comparable = verdict in (0, MOVED)
+        return verdict == 0
 
     def found(self) -> list[int]:
         """Return the addresses of the last call, if nothing but addresses changed."""
