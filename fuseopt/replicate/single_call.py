@@ -56,13 +56,9 @@ class SingleCall:
         """Do calls of C do the step?"""
         return bool(self._launches)
 
-    def is_for(self, optimizer: Any) -> bool:
-        """Has an optimizer the attributes and the class of the one that was called?"""
-        return vars(optimizer) is self.held and type(optimizer) is self.kind
-
     def __call__(self, optimizer: Any) -> bool:
         """Do one step, if it repeats the last one."""
-        if not self.is_for(optimizer):
+        if vars(optimizer) is not self.held or type(optimizer) is not self.kind:
             return False
         before, wanted, compared = torch.is_grad_enabled(), self.wanted, self._compared
         with self.lock:
@@ -80,17 +76,14 @@ class SingleCall:
         """Forget the gradients of a call of `launched`."""
         self._compared.forget()
 
-    def launched(
-        self, compares: Sequence[Any] = (), launches: Sequence[Any] = ()
-    ) -> bool:
+    def launched(self, more: Sequence[Any] = (), launches: Sequence[Any] = ()) -> bool:
         """Compare and launch. If a step of this optimizer ran in between, which an
         object's end may do, return False with nothing launched.
 
-        `compares`: made after the step's comparisons. `launches`: made before its own.
+        `more`: comparisons after the step's. `launches`: launches before the step's.
         """
         pending, call = self.steady.leader.pending, object()
-        compares = pending.within(call, [*self._compares, *compares])
-        calls = *compares, *launches, *self._launches
+        calls = *pending.within(call, self._compares, more), *launches, *self._launches
         try:
             found: Any = next(filter(None, map(CALL, calls)), 0)
         except ValueError:

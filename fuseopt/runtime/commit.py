@@ -25,7 +25,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from typing import Any
 
 import torch
@@ -108,12 +108,12 @@ class Pending:
         self.begun, self.open = False, True
         return call
 
-    def within(self, call: object, calls: Sequence[Any]) -> list[Any]:
+    def within(self, call: object, *calls: Iterable[Any]) -> list[Any]:
         """Return calls of C that begin a call whose launches are not deferred, make
         these calls, and raise ValueError if another step began meanwhile.
         """
         begin = functools.partial(self._call.__setitem__, 0, call)
-        return [begin, *calls, functools.partial(self._call.index, call)]
+        return [begin, *chain(*calls), functools.partial(self._call.index, call)]
 
     def is_last(self, call: object) -> bool:
         """Return whether no step began after this call."""

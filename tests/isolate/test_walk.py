@@ -52,6 +52,23 @@ def test_a_call_enters_the_files_that_are_named() -> None:
     assert files_of(optimizer.step) - set(always) == set(more)
 
 
+def test_a_tail_enters_the_files_that_are_named() -> None:
+    params = make_params([(3, 4), (5,)] * 12)
+    tail = fuseopt.tail(torch.optim.AdamW(params, foreach=True), clip_grad_norm=1.0)
+    for seed in range(6):
+        set_grads(params, params, seed)
+        tail()
+    set_grads(params, params, 7)
+    common = {"replicate/single_call.py", "replicate/comparison.py"}
+    common |= {"runtime/commit.py", "compat/hooks.py"}
+    files = common.union(named("in every call of a tail"))
+    assert files_of(tail) == files
+    assert len(files) <= 14
+    set_grads(params, params, 8)
+    assert len(entered(tail)) <= 31
+    assert lines(tail).total() <= 134
+
+
 def test_all_files_that_are_followed_exist() -> None:
     names = re.findall(r"`([a-z_/]+\.(?:py|h))`", WALK)
     assert len(names) > 30

@@ -14,6 +14,9 @@ from fuseopt.errors import LaunchError
 from fuseopt.isolate.quick import QuickSteps
 from fuseopt.replicate import comparison, driver, single_call, steady
 from fuseopt.runtime import commit
+from fuseopt.tails import single as tails_single
+from fuseopt.tails import single_graph, tail
+from fuseopt.tails.single import SingleTail
 from tests.beside import quiet
 from tests.frozen import unlike
 from tests.replicate.steady_twins import Count, Pair, Side
@@ -30,7 +33,8 @@ class AtLine:
 
     def __init__(self, place: int, leads: ModuleType) -> None:
         self.place, self.count, self.where = place, 0, 0
-        self.files = leads.__file__, steady.__file__, commit.__file__
+        ends = steady.__file__, single_call.__file__, commit.__file__
+        self.files = leads.__file__, *ends
         if leads is driver:
             self.files = leads.__file__, commit.__file__
 
@@ -80,7 +84,7 @@ def at_each_line(
                 before, single = count.done, count.single
                 pair.step()
             assert count.done == before + (leads is not driver)
-            assert count.single == single + (leads is single_call)
+            assert count.single == single + (leads in (single_call, tails_single))
             pair.both(Side.set_grads)
             do(pair)
             error: Any = None
@@ -110,6 +114,10 @@ def restrict(leads: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
     It is one of `FORMS`, or a module of a tail, which calls the step in any form.
     """
+    if leads in (tail, single_graph):
+        monkeypatch.setattr(tail, "single_tail", lambda *_: None)
+    elif leads is not tails_single:
+        monkeypatch.setattr(SingleTail, "_learn", lambda _: None)
     if leads in (driver, steady, comparison):
         monkeypatch.setattr(QuickSteps, "_learn", lambda *_: None)
     if leads in (driver, steady):

@@ -74,7 +74,7 @@ class Count:
 
     def __init__(self) -> None:
         self.done = self.tried = self.single = 0
-        step, call = SteadyCall.step, SingleCall.__call__
+        step, call, launched = SteadyCall.step, SingleCall.__call__, SingleCall.launched
 
         def counted(*args: Any) -> bool:
             self.tried += 1
@@ -82,18 +82,24 @@ class Count:
             self.done += did
             return did
 
-        def counted_single(*args: Any) -> bool:
-            before = self.done
-            did = call(*args)
-            if did and self.done == before:  # without `SteadyCall.step`
-                self.tried += 1
-                self.done += 1
+        def counted_launch(*args: Any) -> bool:
+            did = launched(*args)
+            self.tried += did
+            self.done += did
             self.single += did
+            return did
+
+        def counted_single(*args: Any) -> bool:
+            before = self.single
+            did = call(*args)
+            if did and self.single == before:  # by `SteadyCall.step`
+                self.single += 1
             return did
 
         self._patches = [
             mock.patch.object(SteadyCall, "step", counted),
             mock.patch.object(SingleCall, "__call__", counted_single),
+            mock.patch.object(SingleCall, "launched", counted_launch),
         ]
 
     def __enter__(self) -> Count:
