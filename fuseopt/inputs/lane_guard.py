@@ -216,19 +216,25 @@ class LaneGuard:
         return None if verdict == 1 else grads
 
     def as_calls(
-        self, attributes: dict[str, Any], lists: list[Any], state: Any
+        self,
+        attributes: dict[str, Any],
+        lists: list[Any],
+        state: Any,
+        given: list[Any] | None,
     ) -> tuple[list[Callable[[], int]], list[Any]]:
         """Return `compare` as calls of C, and the list that gets the gradients.
 
         All return 0 if only gradients are new objects, and the same lanes have one as
-        in the last comparison. The caller compares the lists of parameters.
+        in the last comparison. The caller compares the lists of parameters. `given`:
+        the gradients that an earlier call of C has given, if the last comparison had
+        such ones.
         """
         grads, same = self._none.copy(), self._helper.fuseopt_bytes
-        given = self._where, attributes, lists, state, grads, None
+        arguments = self._where, attributes, lists, state, grads, given
         same.restype, same.argtypes = ctypes.c_int64, [ctypes.c_int64, _BYTES, _BYTES]
         now = self._n, address(self._has), self.present
         return [
-            functools.partial(self._call, *given),
+            functools.partial(self._call, *arguments),
             functools.partial(same, *now),
         ], grads
 

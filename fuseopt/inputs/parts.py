@@ -9,8 +9,9 @@ all of these where the helper cannot.
 from __future__ import annotations
 
 import ctypes
+import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import attrgetter, is_, ne
 from typing import Any
@@ -18,10 +19,12 @@ from typing import Any
 import torch
 
 from .. import compat
+from ..compat.facts import attributes, result
 from ..runtime.guards.library import PartRecord
 from ..runtime.guards.tensors import TensorGuard, address
 from .change import Change
 from .contents import Contents
+from .pending_gradients import GradientsInC
 
 _FLAG = attrgetter("requires_grad")
 _VERSION = attrgetter("_version")
@@ -63,6 +66,7 @@ class DTensorRecord:
         self._flags = [*map(_FLAG, whole)]
         self._guard: PartGuard | None = None
         self._guarded = False  # True once a guard was made
+        self._in_c: tuple[PartGuard, GradientsInC] | None = None
         self._versions: list[int] = []  # before the step; [] if the guard has them
 
     def compare(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
@@ -77,6 +81,25 @@ class DTensorRecord:
         if grads is not None:
             self._versions = []
         return grads
+
+    def in_c(self) -> GradientsInC | None:
+        """Return `compare` and `count_up` as calls of C, after a `compare` that has
+        returned parts. None while Python does a part of it.
+        """
+        guard, plain = self._guard, self._plain.in_c
+        if guard is None or plain is None:
+            return None
+        if self._in_c is None or self._in_c[0] is not guard:
+            facts = [*attributes(self, "_guard", "_plain"), result(1, plain)]
+            read, grads, count = guard.as_calls()
+            in_c = GradientsInC(facts, read, grads, count, self._count_again)
+            self._in_c = guard, in_c
+        return self._in_c[1]
+
+    def _count_again(self) -> None:
+        """Do `count_up` after a call of C in place of `compare`."""
+        self._versions = []
+        self.count_up()
 
     def _follow(self, helper: ctypes.PyDLL | None) -> bool:
         """Are the attributes and groups unchanged except for numbers?
@@ -217,6 +240,14 @@ class PartGuard:
         grads = self._none.copy()
         self.found = self._call(self._where, grads)
         return None if self.found else grads
+
+    def as_calls(self) -> tuple[Callable[[], int], list[Any], Callable[[], int]]:
+        """Return `compare` and `bump` as calls of C; the first returns 0 and fills the
+        list, the second returns a negative number if it cannot.
+        """
+        grads = self._none.copy()
+        read = functools.partial(self._call, self._where, grads)
+        return read, grads, functools.partial(self._bump, self._where)
 
     def bump(self) -> bool:
         """Increase the versions of parameters whose parts changed since `compare`.

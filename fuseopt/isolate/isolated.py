@@ -183,7 +183,7 @@ class OptimizerCompiler:
 
     def follow(self, optimizer: Optimizer) -> None:
         """Drop compiled code if the optimizer's state, groups or code changed."""
-        helper = self.leader.recent.helper
+        helper = self.leader.recent.helper or self.shards.helper()
         if (found := self.structure.compare(optimizer, helper)) is not SAME:
             if self.structure.known:
                 found.log(f"{type(optimizer).__name__} is compiled anew")
@@ -309,6 +309,7 @@ class OptimizerCompiler:
         shards, whole = self.shards, self.whole
         done, refusal = shards.step(optimizer, self.lead)
         if done:
+            self.quick.learn_of_parts(self, optimizer)
             return None
         kept_out = whole.refusal and whole.keeps_out(optimizer)
         if refusal and shards.treats_tensors_alone and not kept_out:

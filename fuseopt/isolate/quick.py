@@ -51,21 +51,40 @@ class QuickSteps:
 
     def _learn(self, compiler: Any, optimizer: Optimizer) -> None:
         """Make the single call that repeats the last one, which was steady."""
-        leader, now = compiler.leader, self.step
-        steady = next(reversed(leader.steady.calls.values()))
+        steady, now = next(reversed(compiler.leader.steady.calls.values())), self.step
         if steady.in_c is None or self.by_option is None:
             return
         if now is not None and now.steady is not steady:
             return  # of other parameters, which take turns with these
-        if not steady.attempts.due():
+        if steady.attempts.due():
+            self.step = self._single(compiler, optimizer, steady, [])
+
+    def learn_of_parts(self, compiler: Any, optimizer: Optimizer) -> None:
+        """Make the single call that repeats the last one, on parts of DTensors."""
+        self.step, leader = None, compiler.shards.leader
+        steady = next(reversed(leader.steady.calls.values()), None)
+        if steady is None or steady.in_c is None or self.by_option is None:
             return
-        self.step, around, wanted = None, _around(compiler, optimizer), None
-        if around is not None:
-            if self.by_option:
-                wanted = optimizer.defaults["differentiable"]
-                around += attributes(optimizer, "defaults")
-                around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
-            self.step = single_call(steady, optimizer, compiler.lock, wanted, around)
+        found = compiler.shards.facts()
+        if found is None or found[1] is not steady.in_c.given:
+            return
+        if steady.attempts.due():
+            single = self._single(compiler, optimizer, steady, found[0])
+            self.step = single if single is not None and single.launches else None
+
+    def _single(
+        self, compiler: Any, optimizer: Optimizer, steady: Any, more: list[Fact]
+    ) -> SingleCall | None:
+        """Return the single call of a steady one, with more facts around it."""
+        around, wanted = _around(compiler, optimizer), None
+        if around is None:
+            return None
+        around += more
+        if self.by_option:
+            wanted = optimizer.defaults["differentiable"]
+            around += attributes(optimizer, "defaults")
+            around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
+        return single_call(steady, optimizer, compiler.lock, wanted, around)
 
 
 def _may_repeat(compiler: Any) -> bool:
@@ -84,7 +103,7 @@ def _around(compiler: Any, optimizer: Optimizer) -> list[Fact] | None:
     facts = [
         *undisturbed,
         *compat.stance_facts(),
-        *attributes(compiler, "race", "leader", "packed_step", "judged"),
+        *attributes(compiler, "race", "leader", "shards", "packed_step", "judged"),
         *attributes(compiler.judged, "epoch"),
         *attributes(session, "deferred"),
         *structure,

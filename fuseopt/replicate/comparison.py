@@ -11,6 +11,8 @@ call before. So its graph would get the same arguments.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from .. import compat
@@ -18,6 +20,8 @@ from ..compat.facts import ENTRY, Fact, attributes, entry, first_untrue, items, 
 from ..handlers import reraise
 from ..inputs.contents import comparison_in_c
 from ..inputs.lane_guard import DICTS
+from ..inputs.pending_gradients import GradientsInC, PendingGradients
+from ..runtime.commit import write
 from ..runtime.guards.facts import in_c
 from ..runtime.undo import CALL
 
@@ -25,20 +29,25 @@ from ..runtime.undo import CALL
 class Comparison:
     """Calls of C, of which each returns 0 while nothing differs.
 
-    `grads`: the list that gets the gradients of a call; `forget` empties it.
+    `grads`: the list that gets the gradients of a call. `given`: what reads them where
+    they are parts of tensors. `forget()` releases them.
     """
 
-    def __init__(self, calls: list[Any], grads: list[Any]) -> None:
-        self.calls, self.grads = calls, grads
-        self._none = grads.copy()
+    def __init__(
+        self, calls: list[Any], grads: list[Any], given: GradientsInC | None
+    ) -> None:
+        self.calls, self.grads, self.given = calls, grads, given
+        empty = functools.partial(grads.__setitem__, slice(None), grads.copy())
+        self.forget: Callable[[], object] = empty
+        if given is not None:
+            parts = given.grads
+            none = [None] * len(parts)
+            both = empty, functools.partial(parts.__setitem__, slice(None), none)
+            self.forget = functools.partial(write, both)
 
     def differs(self) -> object:
         """Compare; return a true value if something differs. One call of C."""
         return next(filter(None, map(CALL, self.calls)), 0)
-
-    def forget(self) -> None:
-        """Forget the gradients of a call."""
-        self.grads[:] = self._none
 
 
 class CannotRepeat(Exception):
@@ -51,19 +60,25 @@ def need(*conditions: object) -> None:
         raise CannotRepeat
 
 
-def comparison(steady: Any, optimizer: Any) -> Comparison | None:
+def comparison(
+    steady: Any, optimizer: Any, given: PendingGradients | None = None
+) -> Comparison | None:
     """Return the comparison for a SteadyCall that has just been done.
 
-    None where C cannot compare all of it.
+    `given`: the gradients that it was given. None where C cannot compare all of it.
     """
     try:
-        return _comparison(steady, optimizer)
+        return _comparison(steady, optimizer, given)
     except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
         reraise(error)
         return None
 
 
-def _comparison(steady: Any, optimizer: Any) -> Comparison:
+def _comparison(
+    steady: Any, optimizer: Any, given: PendingGradients | None
+) -> Comparison:
+    need(given is None or given.in_c is not None)
+    source = None if given is None else given.in_c
     leader, launcher, lane_guard = steady.leader, steady.launcher, steady.lane_guard
     step, bound, guard = launcher.step, launcher.bound, launcher.guard
     shadow, state_guard, trace = steady.shadow, leader.state_guard, steady.trace
@@ -95,11 +110,16 @@ def _comparison(steady: Any, optimizer: Any) -> Comparison:
         *attributes(step.program, "bound"),
         *attributes(bound, "guard", "numbers", "taking"),
         *attributes(guard, "count"),
-        *attributes(lane_guard, "tensors"),
+        *attributes(lane_guard, "tensors", "_given"),
         *(result(1, same) for same in contents),
         result(1, comparison_in_c(helper, state_guard.struct)),
     ]
     compared = in_c(helper, facts)
     need(first_untrue(facts) == 0, compared() == 0)
-    lanes, grads = lane_guard.as_calls(vars(optimizer), lists, state)
-    return Comparison([compared, *lanes, launcher.compare_others()], grads)
+    attributes_now = vars(optimizer)
+    if source is None:
+        lanes, grads = lane_guard.as_calls(attributes_now, lists, state, None)
+    else:
+        lanes, grads = lane_guard.as_calls(attributes_now, lists, state, source.grads)
+        lanes.insert(0, source.read)
+    return Comparison([compared, *lanes, launcher.compare_others()], grads, source)

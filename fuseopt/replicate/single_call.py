@@ -92,6 +92,8 @@ class SingleCall:
             return False
         if found < 0:
             self.steady.count_versions(self._compared.grads)
+            if self._compared.given is not None:
+                self._compared.given.count_in_python()
         return bool(found <= 0)
 
 
@@ -138,6 +140,8 @@ def single_call(
     if launches:
         compares += compared.calls
         launches = [*launches, count]
+        if compared.given is not None:
+            launches.append(compared.given.counted)
     return SingleCall(steady, optimizer, lock, wanted, compares, launches, compared)
 
 

@@ -218,7 +218,7 @@ class SteadyCall:
             pending.finish(begun)
             shadow.clean = leader.last_call.ended = True
             if self._attempts:
-                self._compare_in_c(optimizer)
+                self._compare_in_c(optimizer, given)
             return True
         finally:
             call.optimizer, call.found, call.given = None, NOTHING, None
@@ -245,11 +245,13 @@ class SteadyCall:
             if self.in_c is not None:
                 leader.pending.drop()
 
-    def _compare_in_c(self, optimizer: Any) -> None:
+    def _compare_in_c(self, optimizer: Any, given: PendingGradients | None) -> None:
         """Compare in C from now on, if numbers stay the same from call to call."""
-        self._calm = self._calm + 1 if self.lane_guard.rest_same else 0
-        if self._calm >= self._wait:
-            self.in_c = comparison(self, optimizer)
+        self._calm += 1
+        if not self.lane_guard.rest_same:
+            self._calm, self.in_c = 0, None
+        if self._calm >= self._wait and self.in_c is None:
+            self.in_c = comparison(self, optimizer, given)
             self._calm, self._wait = 0, min(2 * self._wait, LONGEST)
             self._attempts -= self.in_c is None
 

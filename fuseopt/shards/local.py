@@ -134,6 +134,7 @@ class LocalOptimizer:
         parts: list[Any] | None = self._watch.compare(helper) if unchanged else None
         if parts is not None:
             self.idle, self.given.grads = False, parts
+            self.given.in_c = self._watch.in_c()
             return
         if not (unchanged and self._watch.same(helper)):
             self._known = False

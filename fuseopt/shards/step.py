@@ -15,9 +15,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..compat.facts import ENTRY, Fact, attributes
 from ..compiler.report import Report
 from ..inputs.keys import LanesDiffer
-from ..inputs.pending_gradients import PartMismatch
+from ..inputs.pending_gradients import GradientsInC, PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.rehearsal import beyond
 from ..uniformity import prove
@@ -76,7 +77,7 @@ class Shards:
         try:
             local = self.local = self.local or LocalOptimizer(optimizer)
             try:
-                local.refresh(optimizer, self._helper())
+                local.refresh(optimizer, self.helper())
                 if local.idle:
                     return False, ""
                 leader = self.leader = self.leader or self._led(local)
@@ -92,6 +93,25 @@ class Shards:
         if did_step:
             local.settle()
         return did_step, "" if did_step else self.refusal
+
+    def facts(self) -> tuple[list[Fact], GradientsInC] | None:
+        """Return the facts around a step that repeats the last one, and what reads its
+        gradients. None while Python does that.
+        """
+        local, leader = self.local, self.leader
+        if local is None or leader is None or local.given.in_c is None:
+            return None
+        in_c = local.given.in_c
+        facts = [
+            *attributes(self, "leader", "local", "refusal", "spread"),
+            *attributes(leader, "refusal", "steady"),
+            *attributes(local, "stand_in", "_watch", "given"),
+            Fact(ENTRY, vars(local), "_known", True),
+            Fact(ENTRY, vars(local), "_wrote", False),
+            *local.given.facts(),
+            *in_c.facts,
+        ]
+        return facts, in_c
 
     def _learn_why(self, local: LocalOptimizer, leader: LedOptimizer) -> None:
         """Set `refusal`, with the op that needs whole tensors, if there is one."""
@@ -109,7 +129,7 @@ class Shards:
         arguments = self.function, self.options, self.reports
         return LedOptimizer(*arguments, outward=local.outward)
 
-    def _helper(self) -> ctypes.PyDLL | None:
+    def helper(self) -> ctypes.PyDLL | None:
         """Return the guards' library, if it may read fields of objects in memory."""
         leader = self.leader
         if leader is None or not leader.task.config.raw_fields:

@@ -136,12 +136,12 @@ extern "C" int64_t fuseopt_parts(const PartRecord* k, void* grads) {
 }
 
 // Increment the versions of DTensors whose parts' versions differ from those of the
-// last look. Returns 1 if a tensor has no version counter.
+// last look. Returns -1 if a tensor has no version counter.
 extern "C" int64_t fuseopt_parts_bump(const PartRecord* k) {
   try {
     for (int64_t i = 0; i < k->n; ++i)
       if (k->version((char*)k->heres[i] + k->handle) != k->versions[i])
         k->bump((char*)k->wholes[i] + k->handle);
-  } catch (...) { return 1; }
+  } catch (...) { return -1; }
   return 0;
 }
