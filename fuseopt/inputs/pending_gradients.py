@@ -16,8 +16,9 @@ class PartMismatch(FuseoptError):
 class GradientsInC(NamedTuple):
     """A call of C that gives gradients to `grads`, and returns 0 if it can.
 
-    `facts`: what it relies on. `counted`: a call of C for the end of a step; it increases
-    versions, and returns a negative number if it cannot. `count_in_python`: the same.
+    `facts`: what it relies on. `counted`: a call of C for the end of a step; it
+    increases versions, and returns a negative number if it cannot. `count_in_python`:
+    the same.
     """
 
     facts: list[Fact]

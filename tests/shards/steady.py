@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from fuseopt.inputs.parts import PartGuard
 from fuseopt.inputs.pending_gradients import PendingGradients
+from fuseopt.isolate.quick import QuickSteps
 from tests.shards import local
 from tests.shards.steps import parameters, step_of
 
@@ -25,11 +26,15 @@ Change = Callable[[Optimizer, DeviceMesh], object]
 
 
 class Seen:
-    """By call: what the looks in C found, and whether parameters got gradients."""
+    """By call: what the looks in C found, and whether parameters got gradients.
+
+    No single call of C repeats a step meanwhile (`test_single.py` has those).
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[list[int], bool]] = []
         compare, put = PartGuard.compare, PendingGradients.put
+        monkeypatch.setattr(QuickSteps, "learn_of_parts", lambda *_: None)
 
         def compared(guard: PartGuard, *args: Any) -> Any:
             grads = compare(guard, *args)

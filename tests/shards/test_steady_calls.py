@@ -23,6 +23,7 @@ from fuseopt import compat
 from fuseopt.inputs.lane_guard import LaneGuard
 from fuseopt.inputs.parts import UNASKED, DTensorRecord
 from fuseopt.inputs.pending_gradients import PendingGradients
+from fuseopt.isolate.quick import QuickSteps
 from fuseopt.runtime.commit import Pending
 from fuseopt.shards.local import LocalOptimizer
 from tests.shards import assert_same, local
@@ -97,6 +98,7 @@ def test_an_interrupt(
     done = done or (after and name == "finish")
     skip: Any = (lambda step, now: None if now else step()) if not done else None
     want = walk("", mesh, **({"call": skip} if skip else {}))
+    monkeypatch.setattr(QuickSteps, "learn_of_parts", lambda *_: None)
     monkeypatch.setattr(kind, name, cut)
     assert_same(walk(WAYS[0], mesh, call=call), want)
 
