@@ -178,7 +178,7 @@ class DirectDynamoCall:
         tracing.given = [*getattr(x, "optimizers", (x,))]
         try:
             with passing(), _no_records(), _more_traces(self.times):
-                if DIRECT_CALLS.there or not TRACE_CALLBACKS.there:
+                if DIRECT_CALLS.available() or not TRACE_CALLBACKS.there:
                     # a trace is likely, and its begin may not be reported
                     for optimizer in tracing.given:
                         patch_state.allocate(optimizer)
@@ -217,8 +217,7 @@ class DirectDynamoCall:
         arguments = {"self": x, **self.closed}
         code = run.__code__
         calls = [n for n in code.co_names if n.startswith(("__compiled", "__resume"))]
-        writes = any(x.opname in _WRITES for x in dis.get_instructions(code))
-        if len(calls) != 1 or calls[0].startswith("__resume") or writes:
+        if len(calls) != 1 or calls[0].startswith("__resume") or _writes_globals(code):
             return None
 
         def fits() -> bool:
@@ -298,6 +297,11 @@ _READERS = {
     },
     "__import_torch_dot__dynamo_dot_utils": {"dict_keys_getitem", "get_current_stream"},
 }
+
+
+@functools.lru_cache(256)
+def _writes_globals(code: types.CodeType) -> bool:
+    return any(x.opname in _WRITES for x in dis.get_instructions(code))
 
 
 @functools.lru_cache(256)

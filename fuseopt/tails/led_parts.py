@@ -125,6 +125,11 @@ class LocalColumns:
         return parts
 
 
+def _same(x: Any, y: Any) -> bool:
+    """Are both one object, or floats of one value other than zero?"""
+    return x is y or (type(x) is type(y) is float and x == y != 0)
+
+
 class LedPartsTail:
     """Tail of one optimizer of DTensors. `refusal` is the reason why it runs in pieces,
     or "".
@@ -149,6 +154,7 @@ class LedPartsTail:
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
+        self._arguments: TailArguments | None = None
         self.last_call = LastCall()
 
     def release(self) -> None:
@@ -158,7 +164,7 @@ class LedPartsTail:
         self.forms.clear()
         self.norms.clear()
         self.local_columns = LocalColumns()
-        self.local = self.leader = None
+        self.local = self.leader = self._arguments = None
         self.compiling.forget()
 
     def why_not(self, tail_inputs: Mapping[str, Any]) -> str:
@@ -269,7 +275,7 @@ class LedPartsTail:
             norm(parts, tail_inputs["divisor"])
             called_norms.append((norm, parts))
         n_reports = len(leader.task.reports)
-        tail_arguments = TailArguments(columns, shared)
+        tail_arguments = self._arguments_of(columns, shared)
         self.leader = leader
         if not leader.step(
             local.stand_in, self.compiling.make, local.given, tail_arguments
@@ -284,6 +290,20 @@ class LedPartsTail:
         compat.bump_versions(written)
         self.compiling.add_first_launch(leader.task.reports[n_reports:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
+
+    def _arguments_of(
+        self, columns: Sequence[Tensors], shared: Sequence[Any]
+    ) -> TailArguments:
+        """Return the arguments of a step: those of the last call if they are the same,
+        so that a step can be repeated.
+        """
+        last = self._arguments
+        if last is not None and last.columns is columns:
+            pairs = zip(last.shared, shared, strict=True)
+            if len(last.shared) == len(shared) and all(_same(*pair) for pair in pairs):
+                return last
+        self._arguments = TailArguments(columns, shared)
+        return self._arguments
 
     def _clip_alone(
         self,
