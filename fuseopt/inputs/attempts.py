@@ -1,4 +1,4 @@
-"""When to try again what the next calls may make needless or impossible."""
+"""Attempts that become rarer, since the next calls may make them needless."""
 
 from __future__ import annotations
 
