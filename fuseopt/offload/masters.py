@@ -10,9 +10,12 @@ the float32.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not, ne, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +30,8 @@ from ..storage.packing import COPY, GRAD, PARAM, key_of
 KINDS = ("fp32", "split")
 _CASTS = {torch.bfloat16: FORMATS["bf16"], torch.float16: FORMATS["fp16"]}
 _TYPES = (torch.Tensor, torch.nn.Parameter)
+_GRAD = attrgetter("grad")
+_POINTER, _STRIDE = torch.Tensor.data_ptr, torch.Tensor.stride
 
 
 class Master(NamedTuple):
@@ -108,6 +113,78 @@ def master_of(param: torch.Tensor, kind: str) -> Master:
     return made
 
 
+class _Columns:
+    """The same tensors of all masters, in lists."""
+
+    def __init__(self, every: Sequence[Master]) -> None:
+        self.params = [x.param for x in every]
+        self._masters = [x.master for x in every]
+        self._gradients = [x.gradient for x in every]
+        self._hollows = [x.hollow for x in every]
+
+    def take_gradients(self, only: Collection[int] | None) -> None:
+        """See `Masters.take_gradients`."""
+        grads = [*map(_GRAD, self.params)]
+        if only is not None:
+            pairs = zip(self.params, grads, strict=True)
+            grads = [g if id(p) in only else None for p, g in pairs]
+        pairs = zip(grads, self._hollows, strict=True)
+        hollows = [None if g is None else hollow for g, hollow in pairs]
+        if any(map(is_not, map(_GRAD, self._masters), hollows)):
+            calls = map(setattr, self._masters, repeat("grad"), hollows)
+            collections.deque(calls, 0)
+        there = [*map(is_not, grads, repeat(None))]
+        new, held = [*compress(grads, there)], [*compress(self._gradients, there)]
+        moved = map(ne, map(_POINTER, new), map(_POINTER, held))
+        turned = map(ne, map(_STRIDE, new), map(_STRIDE, held))
+        others = [*map(or_, moved, turned)]
+        if any(others):
+            changed = compress(held, others), repeat("data"), compress(new, others)
+            collections.deque(map(setattr, *changed), 0)
+
+
+class _Places:
+    """Where the packed tensors of masters are while these step: the state of each."""
+
+    def __init__(self, every: Sequence[Master], state: Mapping[Any, Any]) -> None:
+        self._n = len(every)
+        self._entries = [*state], [*state.values()]
+        # while it steps, a master without state has one of its packed tensors alone
+        self._without: dict[torch.Tensor, dict[str, Any]] = {
+            x.master: x.state for x in every if x.master not in state
+        }
+        self._held = [state.get(x.master, x.state) for x in every]
+        self._beside = [x.beside for x in every]
+        by_key: dict[str, list[dict[str, Any]]] = {}
+        for held, beside in zip(self._held, self._beside, strict=True):
+            for key in beside:
+                by_key.setdefault(key, []).append(held)
+        self._keys = [*by_key.items()]
+
+    def fit(self, every: Sequence[Master], state: Mapping[Any, Any]) -> bool:
+        """Are these the masters, and their state the same dicts?"""
+        keys, values = self._entries
+        return (
+            len(every) == self._n
+            and len(state) == len(keys)
+            and all(map(is_, state, keys))
+            and all(map(is_, state.values(), values))
+        )
+
+    def add(self, state: dict[Any, Any]) -> None:
+        """Add the packed tensors to the states."""
+        state.update(self._without)
+        collections.deque(map(dict.update, self._held, self._beside), 0)
+
+    def drop(self, state: dict[Any, Any]) -> None:
+        """Remove them, and states that have nothing else."""
+        pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in self._keys]
+        at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
+        for master, own in self._without.items():
+            if not own:
+                state.pop(master, None)
+
+
 class Masters:
     """Masters of an optimizer: the packed tensors beside its state, see
     `storage/step.py`.
@@ -121,6 +198,8 @@ class Masters:
         self.optimizer: Optimizer | None = None
         #: see `storage.step.OtherPacked`
         self.is_wide = False
+        self._columns = _Columns([])
+        self._places = _Places([], {})
 
     def add(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Make masters and return them. A parameter of float32 is its own master."""
@@ -137,48 +216,26 @@ class Masters:
         """Set the gradients of the masters to those of their parameters. `only`: the
         ids of the parameters that are stepped; None steps all.
         """
-        for x in self.every:
-            grad = x.param.grad if only is None or id(x.param) in only else None
-            x.master.grad = None if grad is None else x.hollow
-            if grad is not None and x.gradient.data_ptr() != grad.data_ptr():
-                x.gradient.data = grad
+        if len(self._columns.params) != len(self.every):
+            self._columns = _Columns(self.every)
+        self._columns.take_gradients(only)
 
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:
         """Add the packed tensors to the state within the context."""
         assert self.optimizer is not None
         state = self.optimizer.state
-        # while it steps, a master without state has one of its packed tensors alone
-        without: dict[torch.Tensor, dict[str, Any]] = {
-            x.master: x.state for x in self.every if x.master not in state
-        }
-        pairs = [(state.get(x.master, x.state), x.beside) for x in self.every]
-        adds = [functools.partial(dict.update, held, beside) for held, beside in pairs]
-        drops: list[Callable[[], object]] = [
-            functools.partial(dict.pop, held, key, None)
-            for held, beside in pairs
-            for key in beside
-        ]
+        if not self._places.fit(self.every, state):
+            self._places = _Places(self.every, state)
+        places = self._places
         try:
-            state.update(without)
-            at_once(adds)
+            places.add(state)
             yield
         finally:
             try:
-                self._drop(drops, without)
+                places.drop(state)
             finally:
-                self._drop(drops, without)  # an interrupt may come before
-
-    def _drop(
-        self,
-        drops: Sequence[Callable[[], object]],
-        without: Mapping[torch.Tensor, dict[str, Any]],
-    ) -> None:
-        assert self.optimizer is not None
-        at_once(drops)
-        for master, own in without.items():
-            if not own:
-                self.optimizer.state.pop(master, None)
+                places.drop(state)  # an interrupt may come before
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[None]:

@@ -126,8 +126,10 @@ class PackedStep:
         if self.beside.is_wide:
             return True
         ready = _with_gradients(optimizer)
+        if self._begun.keys() >= {*map(id, ready)}:
+            return not ready
         new = (p for p in ready if id(p) not in self._begun)
-        return not ready or any(p not in optimizer.state for p in new)
+        return any(p not in optimizer.state for p in new)
 
     def around(self, optimizer: Optimizer, call: Callable[[], Result]) -> Result:
         """Call it while the state has the unpacked tensors, without memory. Pack the
