@@ -121,6 +121,7 @@ class _Columns:
         self._masters = [x.master for x in every]
         self._gradients = [x.gradient for x in every]
         self._hollows = [x.hollow for x in every]
+        self.stored = {id(x.master): x.gradient for x in every}
 
     def take_gradients(self, only: Collection[int] | None) -> None:
         """See `Masters.take_gradients`."""
@@ -219,6 +220,11 @@ class Masters:
         if len(self._columns.params) != len(self.every):
             self._columns = _Columns(self.every)
         self._columns.take_gradients(only)
+
+    @property
+    def stored(self) -> Mapping[int, torch.Tensor]:
+        """Return the stored gradient of each master, by id, after `take_gradients`."""
+        return self._columns.stored
 
     @contextlib.contextmanager
     def hollow(self) -> Iterator[None]:

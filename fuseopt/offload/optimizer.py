@@ -172,8 +172,7 @@ class MasterOptimizer(Optimizer):
 
     def stored_gradients(self) -> list[torch.Tensor]:
         """See `tails.masters`."""
-        stored = {id(x.master): x.gradient for x in self._masters.every}
-        every = chain(*self._wide)
+        stored, every = self._masters.stored, chain(*self._wide)
         pairs = ((p, p.grad) for p in every)
         return [stored.get(id(p), grad) for p, grad in pairs if grad is not None]
 

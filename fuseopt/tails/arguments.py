@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -52,6 +52,20 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
     """Return the gradients that are not None, in the order of their parameters."""
     return [g for g in map(_GRAD, params) if g is not None]
+
+
+def overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Do two tensors share memory?"""
+    spans = sorted((t.data_ptr(), _bytes(t)) for t in tensors if t.numel())
+    return any(a + n > b for (a, n), (b, _) in pairwise(spans) if a)
+
+
+def _bytes(t: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to its last one."""
+    if t.is_contiguous():
+        return t.nbytes
+    steps = zip(t.shape, t.stride(), strict=True)
+    return t.itemsize * (1 + sum((n - 1) * stride for n, stride in steps))
 
 
 def clear(params: Iterable[torch.Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..inputs.keys import LanesDiffer
+from ..replicate.tail_arguments import TailArguments
 from .totals import Factors
 
 Tensors = list[torch.Tensor]
@@ -40,6 +41,43 @@ def dtypes_beside(
             raise LanesDiffer("averages of parameters of one dtype have several dtypes")
         dtypes_of_columns.append(dtypes)
     return dtypes_of_columns
+
+
+class LastArguments:
+    """Arguments of the last step: the next one gets the same object while they are the
+    same, so that it may repeat the last one.
+    """
+
+    def __init__(self) -> None:
+        self._last = TailArguments()
+
+    def of(
+        self,
+        columns: Sequence[Tensors],
+        shared: Sequence[Any],
+        flag: torch.Tensor | None = None,
+    ) -> TailArguments:
+        """Return the arguments of a step; see `TailArguments`."""
+        last = self._last
+        same = (
+            flag is last.flag
+            and len(columns) == len(last.columns)
+            and len(shared) == len(last.shared)
+            and all(map(_same, shared, last.shared))
+            and all(map(_same_column, columns, last.columns))
+        )
+        if not same:
+            self._last = TailArguments(columns, shared, flag)
+        return self._last
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Are both one object, or floats of one value other than zero?"""
+    return x is y or (type(x) is type(y) is float and x == y != 0)
+
+
+def _same_column(x: Tensors, y: Tensors) -> bool:
+    return x is y or (len(x) == len(y) and all(map(is_, x, y)))
 
 
 def shared_of(

@@ -23,9 +23,8 @@ from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
-from ..replicate.tail_arguments import TailArguments
 from ..shards.local import LocalOptimizer, part_of
-from .columns import columns_of, dtypes_beside, shared_of
+from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
 from .led import MAX_FORMS, TailPlan
@@ -125,11 +124,6 @@ class LocalColumns:
         return parts
 
 
-def _same(x: Any, y: Any) -> bool:
-    """Are both one object, or floats of one value other than zero?"""
-    return x is y or (type(x) is type(y) is float and x == y != 0)
-
-
 class LedPartsTail:
     """Tail of one optimizer of DTensors. `refusal` is the reason why it runs in pieces,
     or "".
@@ -154,7 +148,7 @@ class LedPartsTail:
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
-        self._arguments: TailArguments | None = None
+        self.arguments = LastArguments()
         self.last_call = LastCall()
 
     def release(self) -> None:
@@ -164,7 +158,8 @@ class LedPartsTail:
         self.forms.clear()
         self.norms.clear()
         self.local_columns = LocalColumns()
-        self.local = self.leader = self._arguments = None
+        self.local = self.leader = None
+        self.arguments = LastArguments()
         self.compiling.forget()
 
     def why_not(self, tail_inputs: Mapping[str, Any]) -> str:
@@ -275,7 +270,7 @@ class LedPartsTail:
             norm(parts, tail_inputs["divisor"])
             called_norms.append((norm, parts))
         n_reports = len(leader.task.reports)
-        tail_arguments = self._arguments_of(columns, shared)
+        tail_arguments = self.arguments.of(columns, shared)
         self.leader = leader
         if not leader.step(
             local.stand_in, self.compiling.make, local.given, tail_arguments
@@ -290,20 +285,6 @@ class LedPartsTail:
         compat.bump_versions(written)
         self.compiling.add_first_launch(leader.task.reports[n_reports:])
         return () if norm is None else (compat.spread(total.clone(), norm.spec),)
-
-    def _arguments_of(
-        self, columns: Sequence[Tensors], shared: Sequence[Any]
-    ) -> TailArguments:
-        """Return the arguments of a step: those of the last call if they are the same,
-        so that a step can be repeated.
-        """
-        last = self._arguments
-        if last is not None and last.columns is columns:
-            pairs = zip(last.shared, shared, strict=True)
-            if len(last.shared) == len(shared) and all(_same(*pair) for pair in pairs):
-                return last
-        self._arguments = TailArguments(columns, shared)
-        return self._arguments
 
     def _clip_alone(
         self,

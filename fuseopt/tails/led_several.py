@@ -18,12 +18,13 @@ from .. import compat
 from ..compiler.report import Report
 from ..compiler.session import session
 from ..config import Config
+from ..errors import FuseoptError
 from ..inputs.last_call import LastCall
 from ..replicate.driver import LedOptimizer
-from ..replicate.tail_arguments import TailArguments
+from ..uniformity import prove
 from .adaptive import adapt
-from .arguments import gradients_of, parameters_of
-from .columns import columns_of, shared_of
+from .arguments import gradients_of, overlap, parameters_of
+from .columns import LastArguments, columns_of, shared_of
 from .fused import REFUSALS
 from .led import LedTail, TailPlan
 from .led_packed import LedPacked
@@ -34,12 +35,18 @@ from .steps import packs
 from .totals import Factors, NormLaunch
 
 Tensors = list[torch.Tensor]
+#: From so many lanes on, optimizers without packed state or masters are led.
+MANY = 64
 #: Options that have no form here, and how a user names them.
 WITHOUT = {
     "models": "averaged models",
     "objects": "averages of other packages",
     "measured": "stats",
 }
+
+
+class SharedMemory(FuseoptError):
+    """Gradients of a call overlap; nothing was done."""
 
 
 class _Led(LedTail):
@@ -58,6 +65,7 @@ class _Part(NamedTuple):
 
     led: LedTail
     held: HasMasters | None
+    arguments: LastArguments
 
     @property
     def optimizer(self) -> Optimizer:
@@ -93,8 +101,11 @@ class LedSeveral:
             common = optimizer, function, config, options
             compiler = packs(optimizer)
             led = _Led(*common) if compiler is None else LedPacked(*common, compiler)
-            self.parts.append(_Part(led, x))
+            self.parts.append(_Part(led, x, LastArguments()))
         self.last_call = LastCall()
+        self._judged: str | None = None
+        #: the addresses of gradients that do not overlap
+        self._places: list[int] = []
         self._new_totals()
 
     def _new_totals(self) -> None:
@@ -108,12 +119,27 @@ class LedSeveral:
             part.led.release()
             part.led.refusal = ""
         self._new_totals()
-        self.refusal = ""
+        self.refusal, self._judged = "", None
 
     def begins(self) -> bool:
         """Must a step run in eager, since it makes state?"""
         leds = [part.led for part in self.parts]
         return any(isinstance(x, LedPacked) and x.begins() for x in leds)
+
+    @property
+    def pays(self) -> bool:
+        """Have the optimizers so many lanes that a launch for each pays? Dynamo would
+        trace all lanes of a single graph.
+        """
+        optimizers = [part.optimizer for part in self.parts]
+        return len(parameters_of(optimizers)) >= MANY and not self._refusal_of_code()
+
+    def _refusal_of_code(self) -> str:
+        """Return the reason why one of the steps cannot be led, or ""."""
+        if self._judged is None:
+            proofs = (prove(x.led.compiling.function, x.optimizer) for x in self.parts)
+            self._judged = next((x.refusal for x in proofs if x.refusal), "")
+        return self._judged
 
     def why_not(self, tail_inputs: Mapping[str, Any]) -> str:
         """Return the reason why a call runs in pieces, or ""."""
@@ -139,12 +165,15 @@ class LedSeveral:
         if not self.last_call.begin():
             self.totals.forget()
         try:
+            grads = gradients_of(params)
+            self._check_separate(grads)
             columns = columns_of(tail_inputs, params)
             read = [part.read() for part in self.parts]
             wide = [part.held is not None for part in self.parts]
-            factors, results = self.totals(
-                tail_inputs, gradients_of(params), read, wide
-            )
+            factors, results = self.totals(tail_inputs, grads, read, wide)
+        except SharedMemory as error:
+            self.last_call.ended = True
+            return str(error)  # the next call may succeed
         except REFUSALS as error:
             self.refusal = compat.reason_of(error)
             self.last_call.ended = True
@@ -165,6 +194,15 @@ class LedSeveral:
         self.last_call.ended = True
         return tuple(results)
 
+    def _check_separate(self, grads: Tensors) -> None:
+        """Raise SharedMemory if two gradients overlap: a step that writes one scales
+        the other. Gradients without memory are of masters, and no step writes them.
+        """
+        places = [*map(torch.Tensor.data_ptr, grads)]
+        if places != self._places and overlap(grads):
+            raise SharedMemory("gradients share memory")
+        self._places = places
+
     def _led(
         self,
         part: _Part,
@@ -181,7 +219,7 @@ class LedSeveral:
         try:
             shared = shared_of(inputs, factors, params[0].device)
             leader = led._form(inputs, factors, drops, params, columns)
-            arguments = TailArguments(columns, shared, factors.skip)
+            arguments = part.arguments.of(columns, shared, factors.skip)
             launch = NormLaunch(None, (), list, [], factors)
             if led._done(leader, arguments, launch) is None:
                 return led.refusal

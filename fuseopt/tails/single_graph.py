@@ -68,7 +68,9 @@ class SingleGraph:
             self.packed = f"the state of {type(packing[0]).__name__} is kept packed"
         #: what leads several optimizers, or masters
         self.several: LedSeveral | None = None
-        if any(held) or (packing and len(optimizers) > 1):
+        #: true if nothing else can step the optimizers in few launches
+        self.must_lead = bool(any(held) or self.packed)
+        if any(held) or len(optimizers) > 1:
             of_each = [*held] or [None for _ in optimizers]
             rest = of_each, config, options
             self.several = LedSeveral(optimizers, functions, *rest)
@@ -115,11 +117,13 @@ class SingleGraph:
         if parts is not None and compat.are_spread(params[:1]):
             refusal = parts.why_not(tail_inputs)
             return refusal or parts.step(tail_inputs, drops, params, grads)
-        if self.several is not None:
+        if self.several is not None and (self.must_lead or self.several.pays):
             of_several = self.several.step(tail_inputs, drops, params)
             if isinstance(of_several, str) and self.packed:
                 return f"{self.packed}; {of_several}"
-            return of_several
+            if self.must_lead or not isinstance(of_several, str):
+                return of_several
+            self.whole.since = of_several
         there = bytes(p.grad is not None for p in params)
         may_be_eager = self.whole.config.fallback != "error"
         if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
