@@ -145,7 +145,7 @@ class _Columns:
 
 
 class _Places:
-    """Where the packed tensors of masters are while these step: the state of each."""
+    """The states that get the packed tensors of masters while these step."""
 
     def __init__(self, every: Sequence[Master], state: Mapping[Any, Any]) -> None:
         self._n = len(every)
