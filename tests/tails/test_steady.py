@@ -23,6 +23,8 @@ SHAPES = [(5, 3), (7,), (), (4, 4, 2)] * 8
 #: What a call that was not asked for the same, or does not find the same, goes through.
 LOOKS = {"_content", "parameters_of", "gradients_of", "gradients", "prepare", "of"}
 Change = Callable[[Side], None]
+#: Calls after which one call of C does the next one.
+WARM = 9
 
 
 def pair(name: str = "adamw", **more: Any) -> tuple[Side, Side]:
@@ -161,12 +163,12 @@ def test_what_changes_is_noticed(change: Change, zero_grad: bool) -> None:
         assert same(call(other, tail).norm, norm)
         assert differences(one, other, grads=True) == []
 
-    for n in range(4):
+    for n in range(WARM):
         step(n, nothing)
-    step(4, change)
-    for n in range(5, 9):
+    step(WARM, change)
+    for n in range(WARM + 1, WARM + 5):
         step(n, nothing)
-    other.set_grads(9)
+    other.set_grads(WARM + 5)
     assert is_steady(other, tail)
 
 
@@ -182,10 +184,10 @@ def test_gradients_that_come_to_share_memory(
     tail = fuseopt.tail(
         other.opt, clip_grad_norm=1.0, ema=[(other.ema, 0.9)], zero_grad=zero_grad
     )
-    for n in range(8):
+    for n in range(WARM + 4):
         for side in (one, other):
             side.set_grads(n)
-            if n in (4, 5):
+            if n in (WARM, WARM + 1):
                 share(side)
         norm = one.eager(1.0, 0.9, keep=not zero_grad)
         assert same(call(other, tail).norm, norm)
@@ -220,7 +222,7 @@ def test_what_is_asked_for_is_noticed() -> None:
         assert same(call(other, tail).norm, norm)
         assert differences(one, other, grads=True) == []
 
-    for n in range(4):
+    for n in range(WARM):
         step(n, 1.0, 0.9)
     tail.clip_grad_norm = 2.0
     step(4, 2.0, 0.9)
@@ -274,8 +276,8 @@ def test_an_object_that_comes_to_be_another_number(name: str, kind: Any) -> None
     number = getattr(live, "array", live)
     tail = tail_of(other, clip_grad_norm=1.0, ema=[(other.ema, 0.5)])
     setattr(tail, name, [number] if name == "decays" else number)
-    for n in range(7):
-        value = 1.0 if n < 5 else 0.25
+    for n in range(WARM + 3):
+        value = 1.0 if n < WARM else 0.25
         live.set(value)
         for side in (one, other):
             side.set_grads(n)
@@ -294,12 +296,12 @@ def test_a_tensor_that_gets_other_memory() -> None:
     one, other = pair("sgd")
     limit = torch.tensor([1.0])
     tail = tail_of(other, clip_grad_norm=limit)
-    for n in range(6):
-        if n == 4:
+    for n in range(WARM + 2):
+        if n == WARM:
             limit.data = torch.tensor([0.25])
         for side in (one, other):
             side.set_grads(n)
-        norm = one.eager(1.0 if n < 4 else 0.25)
+        norm = one.eager(1.0 if n < WARM else 0.25)
         assert same(call(other, tail).norm, norm)
         assert differences(one, other, grads=True) == []
 
@@ -309,7 +311,7 @@ def test_gradients_of_others_are_noticed() -> None:
     side = pair("sgd")[1]
     more = torch.nn.Parameter(torch.ones(3))
     tail = tail_of(side, clip_grad_norm=1.0, clip_parameters=[*side.params, more])
-    for n in range(4):
+    for n in range(WARM):
         side.set_grads(n)
         tail()
     before = [p.detach().clone() for p in side.params]
@@ -357,7 +359,7 @@ def test_hooks_and_modes_are_noticed() -> None:
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    for n in range(4):
+    for n in range(WARM):
         side.set_grads(n)
         tail()
     hook = side.opt.register_step_pre_hook(lambda *_: seen.append("hook"))
@@ -378,8 +380,8 @@ def test_a_step_of_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = pair("trust")
     tail = tail_of(other, clip_grad_norm=1.0)
     kind = type(other.opt)
-    for n in range(8):
-        if n == 4:
+    for n in range(WARM + 4):
+        if n == WARM:
 
             def step(self: Any) -> None:
                 with torch.no_grad():
@@ -410,24 +412,24 @@ def test_a_step_that_is_wrapped() -> None:
         return wrapped
 
     inner = other.opt.step
-    for n in range(9):
-        if n in (4, 6):
+    for n in range(WARM + 5):
+        if n in (WARM, WARM + 2):
             other.opt.step = around(inner, n)  # type: ignore[method-assign]
-        if n == 7:
+        if n == WARM + 3:
             del other.opt.step
         for side in (one, other):
             side.set_grads(n)
         one.eager(1.0)
         call(other, tail)
         assert differences(one, other, grads=True) == []
-    assert seen == [4, 4, 6]
+    assert seen == [WARM, WARM, WARM + 2]
 
 
 def test_a_scheduler_hears_of_a_steady_step() -> None:
     """One that is made when calls are steady as well."""
     side = pair("sgd")[1]
     tail = tail_of(side, clip_grad_norm=1.0)
-    for n in range(4):
+    for n in range(WARM):
         side.set_grads(n)
         tail()
     schedule = torch.optim.lr_scheduler.ExponentialLR(side.opt, 0.5)
@@ -445,7 +447,7 @@ def test_a_scheduler_hears_of_a_steady_step() -> None:
 def test_the_grad_mode_is_what_it_was(grad: bool) -> None:
     side = pair("sgd")[1]
     tail = tail_of(side, clip_grad_norm=1.0)
-    for n in range(4):
+    for n in range(WARM):
         side.set_grads(n)
         tail()
     with torch.set_grad_enabled(grad):
