@@ -27,7 +27,7 @@ from .graph import (
     Variant,
     symbols,
 )
-from .products import COPIED, SHARED
+from .products import ADDRESSED, COPIED, SHARED
 
 #: The number of lanes of a list, or buffers of a kind, that are printed.
 FIRST = 3
@@ -217,7 +217,7 @@ def _batch(graph: Graph, step: Batch, first: int) -> Iterable[str]:
     comment = f"  # {line}" if line else ""
     flops = f": {step.flops:,} flops" if step.flops else ""
     yield f"batch {step.name}, {step.way}{flops}{comment}"
-    places = {COPIED: "copied", SHARED: "shared"}
+    places = {COPIED: "copied", SHARED: "shared", ADDRESSED: "addressed"}
     for operand in (*step.operands, *step.results):
         rows = [graph.buffers[b].name for b in operand.buffers]
         where = places.get(operand.stack, f"stack {operand.stack}")

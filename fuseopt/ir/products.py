@@ -19,8 +19,9 @@ from .nodes import Extern, Symbol
 #: Shape, strides and offset of one row, in elements.
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 #: COPIED: the rows of an operand are copied together at each call, those of a result
-#: apart. SHARED: all rows have the same operand.
-COPIED, SHARED = -1, -2
+#: apart. SHARED: all rows have the same operand. ADDRESSED: generated code reads the
+#: rows of an operand where the tensors of the call have them.
+COPIED, SHARED, ADDRESSED = -1, -2, -3
 #: Layouts of the rows of a result: without gaps, or with padding between rows.
 DENSE, PADDED = "dense", "padded"
 #: Made by generated code without gaps, and in turn with batches that follow it: all of
@@ -66,9 +67,9 @@ class Stack(NamedTuple):
 class Operand(NamedTuple):
     """The rows of an operand, or of the result, as one tensor.
 
-    `stack`: its index in Schedule.stacks, or COPIED, or SHARED. `shape`, `stride`: of
-    the tensor that the batched call gets; `first`: its offset in the stack. `buffers`:
-    those of the single calls, row by row.
+    `stack`: its index in Schedule.stacks, or COPIED, SHARED, ADDRESSED. `shape`,
+    `stride`: of the tensor that the batched call gets; `first`: its offset in the
+    stack. `buffers`: those of the single calls, row by row.
     """
 
     stack: int

@@ -11,7 +11,7 @@ import torch
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
-from ..ir.products import CHAINED, COPIED, TIMES, Operand
+from ..ir.products import ADDRESSED, CHAINED, COPIED, TIMES, Operand
 from .chains import Chains, batched_in_chain
 from .gathers import Scratch, gather, gathered_bytes, gathers
 from .matrix_calls import batched, each_matrix, product_call, results_of
@@ -172,7 +172,7 @@ class PreparedBatch:
         if batch.way == CHAINED:
             assert self.chains is not None, "a chain needs its library"
             return functools.partial(
-                batched_in_chain, self.chains, operands, outs[0], scales
+                batched_in_chain, self.chains, operands, outs[0], scales, batch.op
             )
         if batch.op in TIMES:
             arguments = (batch.op, operands, outs[0], scales)
@@ -263,7 +263,8 @@ class PreparedBatch:
         return operands
 
     def _distinct(self, operand: Operand) -> Sequence[int]:
-        return operand.buffers if operand.stack == COPIED else operand.buffers[:1]
+        apart = operand.stack in (COPIED, ADDRESSED)
+        return operand.buffers if apart else operand.buffers[:1]
 
     def _singly(self, memory: Memory, scales: Sequence[float]) -> None:
         """Make the single calls, on operands that begin where eager's do."""
@@ -317,7 +318,7 @@ def _one_by_one(
 
 def _together(operand: Operand, rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return separate rows as one tensor: a copy, unless all rows are the same."""
-    if operand.stack != COPIED:
+    if operand.stack not in (COPIED, ADDRESSED):
         shape, stride = operand.shape, operand.stride
         return rows[0].as_strided(shape, stride)
     t = rows[0]

@@ -22,6 +22,7 @@ from ..compat.gc_pause import collector_paused
 from ..compat.profiling import profiled
 from ..ir.geometry import is_block
 from ..ir.graph import Buffer, Kernel, Run
+from .constants import made
 from .cpp.table import DeviceTable, HostTable, KernelTable, TensorLayout
 from .device_launches import DeviceLaunches
 from .devices import Place
@@ -114,7 +115,8 @@ class Binding:
                 f"{error} It was for the tables of {', '.join(places)}. The step has "
                 "changed nothing, and the next call makes them again."
             ) from error
-        self.memory = replace(plan.memory, homes=self._homes(), helper=built.helper)
+        homes = {**self._homes(), **self._constants()}
+        self.memory = replace(plan.memory, homes=homes, helper=built.helper)
         self.allocated = self.memory.without_memory(schedule.temps)
         self.temps = TempArena(buffers, schedule.memory, plan.positions.of)
         kernels = all(isinstance(step, (Kernel, Run)) for step in schedule.steps)
@@ -127,6 +129,9 @@ class Binding:
         self.waits = not plan.at_once and early
         self._launches: tuple[int, list[Callable[[], object]]] | None = None
         self.numbers: list[Any] | None = None
+        #: C calls of a plan of kernels and chains, with the arena and the
+        #: circumstances that they are for
+        self.in_c: tuple[object, object, list[Callable[[], object]]] | None = None
         # autograd may have saved any of them, with or without a gradient
         mutated = plan.inputs.mutated
         self.counted = [i for i in mutated if not tensors[i].is_inference()]
@@ -216,6 +221,16 @@ class Binding:
                 homes[buffers[b].storage] = home
                 self.addresses.place(plan.positions.of[b], home.data_ptr())
             alone = [b for b in alone if buffers[b].storage not in homes]
+        return homes
+
+    def _constants(self) -> dict[int, torch.Tensor]:
+        """Return the results of constant calls, by storage."""
+        plan = self.plan
+        homes = made(plan.constants, plan.externs)
+        for storage, home in homes.items():
+            for b in plan.memory.members[storage]:
+                first = plan.captured.graph.buffers[b].first_byte
+                self.addresses.place(plan.positions.of[b], home.data_ptr() + first)
         return homes
 
     def _saver(

@@ -9,17 +9,17 @@ these batches runs (scheduler/memory.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..ir.graph import DTYPE_BYTES, Batch, Buffer, Graph, MemoryPlan, Stack, Symbol
 from ..ir.graph import Step as ScheduleStep
-from ..ir.products import MERGED, Operand, chained
+from ..ir.products import ADDRESSED, MERGED, Operand, chained
 from ..scheduler.memory import first_fit, storages_of
 from .batches import PreparedBatch
-from .chains import Chains, Place, Step, chain_call, in_room, step_of
+from .chains import Chains, Place, Step, chain_call, in_pool, in_room, step_of
 from .memory import Memory
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
@@ -53,7 +53,12 @@ class Chain:
         self.stacks = stacks
         numbers = [s for x in batches for s in x.batch.scales]
         self._numbers = any(isinstance(s, Symbol) for s in numbers)
-        self._now: tuple[object, object, object] | None = None
+        self._now: tuple[object, ...] | None = None
+        places = [x for b in batches for x in b.batch.operands if x.stack == ADDRESSED]
+        buffers = batches[0].buffers
+        every = dict.fromkeys(b for x in places for b in x.buffers)
+        #: the caller's tensors that C finds by their addresses
+        self._given = tuple(b for b in every if buffers[b].kind != "temp")
         self._call: Callable[[int], HelperCall] | None = None
 
     def run(self, memory: Memory) -> None:
@@ -71,36 +76,50 @@ class Chain:
         arena, begin = memory.arena[CPU]
         now = self.batches[0].now(memory)
         scales = [x.scales(memory) for x in self.batches]
-        known = (arena, now, scales if self._numbers else None)
+        numbers = scales if self._numbers else None
+        known = (arena, memory.layout, now, numbers)
         if self._now is None or not _same(self._now, known):
             self._now = self._call = None
             each = zip(self.batches, scales, strict=True)
             if not all(x.may(numbers, now) for x, numbers in each):
                 return None
-            self._call = self._prepared(arena.data_ptr() - begin, scales)
+            if not self._as_planned(memory):
+                return None
+            first = arena.data_ptr() - begin
+            self._call = self._prepared(memory, first, scales)
             self._now = known if self.batches[0].keeps else None
         assert self._call is not None, "a chain has its call"
         return self._call(torch.get_num_threads())
 
+    def _as_planned(self, memory: Memory) -> bool:
+        """Have the caller's tensors the strides of the plan?"""
+        buffers = memory.layout.buffers
+        return all(memory.tensor(b).stride() == buffers[b].stride for b in self._given)
+
     def _prepared(
-        self, base: int, scales: Sequence[Sequence[float]]
+        self, memory: Memory, base: int, scales: Sequence[Sequence[float]]
     ) -> Callable[[int], HelperCall]:
         steps: list[Step] = []
+        size = DTYPE_BYTES[self.batches[0].batch.trial.dtype]
         for prepared, numbers in zip(self.batches, scales, strict=True):
-            batch, buffers = prepared.batch, prepared.buffers
+            batch = prepared.batch
             (result,) = batch.results
-            places = [self._place(base, x, buffers) for x in batch.operands]
-            out = self._place(base, result, buffers)
+            places = [self._place(memory, base, x) for x in batch.operands]
+            out = self._place(memory, base, result)
             (m, n), k = result.shape[1:], batch.operands[-1].shape[1]
-            steps.append(step_of((m, n, k), places, out, numbers))
+            steps.append(step_of((m, n, k), places, out, numbers, batch.op, size))
         first = self.batches[0]
-        rows, dtype = len(first.batch.externs), first.batch.trial.dtype
-        return chain_call(self.chains, rows, DTYPE_BYTES[dtype], steps, self.local.size)
+        rows, local, pool = len(first.batch.externs), self.local.size, memory.words
+        return chain_call(self.chains, rows, size, steps, local, pool)
 
-    def _place(self, base: int, x: Operand, buffers: Sequence[Buffer]) -> Place:
-        """Return where an operand is, in the arena or in the room of a thread."""
-        b = buffers[x.buffers[0]]
+    def _place(self, memory: Memory, base: int, x: Operand) -> Place:
+        """Return where an operand is: in the arena, in the room of a thread, or among
+        the caller's tensors.
+        """
+        b = memory.layout.buffers[x.buffers[0]]
         stride = (b.stride[0], b.stride[1])
+        if x.stack == ADDRESSED:
+            return in_pool([memory.position[i] for i in x.buffers], stride)
         at = self.local.offsets.get(x.stack)
         if at is not None:
             return in_room(at + b.first_byte, stride)
@@ -109,10 +128,9 @@ class Chain:
         return Place(first, x.stride[0] * size, stride)
 
 
-def _same(
-    one: tuple[object, object, object], other: tuple[object, object, object]
-) -> bool:
-    return one[0] is other[0] and one[1:] == other[1:]
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Are arena and layout the same objects, and the rest equal?"""
+    return one[0] is other[0] and one[1] is other[1] and one[2:] == other[2:]
 
 
 class ChainedBatches:
@@ -158,12 +176,15 @@ def chained_batches(
         }
         parts: list[Chain | PreparedBatch] = []
         for joined in _components(row, graph.buffers):
-            prepared = [batches[x.externs[0].payload] for x in joined]
-            if _goes_by_rows(joined, graph.buffers):
-                local = _in_room(joined, stacks, outside)
-                parts.append(Chain(prepared, local, memory, stacks, chains))
-            else:
-                parts += prepared
+            for part in _by_rows(joined, graph.buffers):
+                prepared = [batches[x.externs[0].payload] for x in part]
+                if _goes_by_rows(part, graph.buffers):
+                    mine = {id(x) for x in part}
+                    others = _touched(graph, [x for x in row if id(x) not in mine])
+                    local = _in_room(graph, part, stacks, outside | others)
+                    parts.append(Chain(prepared, local, memory, stacks, chains))
+                else:
+                    parts += prepared
         found[start] = ChainedBatches(parts, end - start)
     return found
 
@@ -197,6 +218,20 @@ def _components(
     return [sorted(members, key=lambda x: order[id(x)]) for _, members in groups]
 
 
+def _by_rows(
+    batches: Sequence[Batch], buffers: Sequence[Buffer]
+) -> Iterator[list[Batch]]:
+    """Yield batches that go by rows together, as many as possible, in order."""
+    part: list[Batch] = []
+    for batch in batches:
+        if part and not _goes_by_rows([*part, batch], buffers):
+            yield part
+            part = []
+        part.append(batch)
+    if part:
+        yield part
+
+
 def _goes_by_rows(batches: Sequence[Batch], buffers: Sequence[Buffer]) -> bool:
     """Does each row of the batches need what the same row makes, and nothing else?"""
     row_of: dict[int, int] = {}
@@ -208,7 +243,8 @@ def _goes_by_rows(batches: Sequence[Batch], buffers: Sequence[Buffer]) -> bool:
         batch.op not in MERGED
         and len(batch.externs) == len(first.externs)
         and batch.trial.dtype == first.trial.dtype
-        and all(x.stack >= 0 for x in (*batch.operands, *batch.results))
+        and all(x.stack >= 0 or x.stack == ADDRESSED for x in batch.operands)
+        and all(x.stack >= 0 for x in batch.results)
         and all(
             row_of.get(buffers[b].storage, i) == i
             for x in batch.operands
@@ -219,13 +255,21 @@ def _goes_by_rows(batches: Sequence[Batch], buffers: Sequence[Buffer]) -> bool:
 
 
 def _in_room(
-    batches: Sequence[Batch], stacks: Sequence[Stack], outside: set[int]
+    graph: Graph, batches: Sequence[Batch], stacks: Sequence[Stack], outside: set[int]
 ) -> _Local:
     """Return places in the room of a thread for stacks that these batches alone touch.
 
-    A place is used again after the last batch that reads it.
+    A place is used again after the last batch that reads it. Rows that C finds by their
+    addresses are not there.
     """
     written = {x.stack for b in batches for x in b.results}
+    outside = outside | {
+        graph.buffers[b].storage
+        for batch in batches
+        for x in batch.operands
+        if x.stack == ADDRESSED
+        for b in x.buffers
+    }
     used: dict[int, tuple[int, int]] = {}
     for i, batch in enumerate(batches):
         for x in (*batch.operands, *batch.results):

@@ -23,11 +23,16 @@ from ..ir.products import SCALED, Layout, Trial
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
 
-_CODE = (Path(__file__).parent / "cpp" / "chains.h").read_text("utf-8")
-TEXT = "\n".join((header("modes"), _CODE))
+_FILES = (Path(__file__).parent / "cpp" / f"{x}chains.h" for x in ("", "half_"))
+TEXT = "\n".join((header("modes"), *(x.read_text("utf-8") for x in _FILES)))
 SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 #: The ops of a chain, and its dtypes.
-OPS, DTYPES = ("mm", "bmm", SCALED), ("f32", "f64")
+OPS, DTYPES = ("mm", "addmm", "bmm", SCALED), ("f32", "f64")
+#: Products of bfloat16 that ATen makes without oneDNN have at most so many
+#: multiplications. Larger ones are faster in a batch.
+HALF, MOST_HALF = "bf16", 16**3
+#: The op whose scales and sum are those of BLAS.
+ADDED = "addmm"
 #: Rows of a trial.
 ROWS = 2
 #: Terms that BLAS adds up before it begins another sum.
@@ -36,8 +41,11 @@ BLOCK = 256
 _PANEL = 2 * 64
 #: What the rooms of threads begin at, and how far they are apart.
 _ALIGNED, _APART = 64, 4096
-#: The bytes from row to row of what lies in the room of a thread.
-_IN_ROOM = -1
+#: In place of the bytes from row to row: what lies in the room of a thread, and rows
+#: whose addresses are in the pool.
+_IN_ROOM, _IN_POOL = -1, -2
+#: Parts of a kind of bfloat16.
+_TREE, _COUNT = 2, 4
 
 
 class ProductChain(ctypes.Structure):
@@ -78,15 +86,17 @@ class Place(NamedTuple):
     """Place of a matrix: its address in the first row, or its offset in the room.
 
     `step` is the bytes from row to row, `stride` has its strides in elements.
+    `positions` are those of rows whose addresses are in the pool; the chain sets `at`.
     """
 
     at: int
     step: int
     stride: tuple[int, int]
+    positions: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
-    """One product of a chain, of m x k and k x n; see SCALED."""
+    """One product of a chain, of m x k and k x n. `kind`: see cpp/chains.h."""
 
     size: tuple[int, int, int]
     out: Place
@@ -95,6 +105,7 @@ class Step(NamedTuple):
     right: Place
     beta: float
     alpha: float
+    kind: int = 0
 
 
 def may_chain(trial: Trial) -> bool:
@@ -103,10 +114,18 @@ def may_chain(trial: Trial) -> bool:
     return (
         result is not None
         and trial.op in OPS
-        and trial.dtype in DTYPES
+        and (trial.dtype in DTYPES or _is_small_half(trial))
         and trial.device == CPU
         and 1 in result.stride[-2:]
     )
+
+
+def _is_small_half(trial: Trial) -> bool:
+    """Is it a product of bfloat16 that ATen's own loops make?"""
+    m, n = trial.results[0].shape[-2:]
+    k = trial.layouts[-1][0][-2]
+    ops = trial.op in ("mm", ADDED)
+    return trial.dtype == HALF and ops and m * n * k <= MOST_HALF
 
 
 def place_of(t: torch.Tensor) -> Place:
@@ -120,40 +139,82 @@ def in_room(at: int, stride: tuple[int, int]) -> Place:
     return Place(at, _IN_ROOM, stride)
 
 
+def in_pool(positions: Sequence[int], stride: tuple[int, int]) -> Place:
+    """Return the place of matrices whose addresses have these positions."""
+    return Place(0, _IN_POOL, stride, tuple(positions))
+
+
 def step_of(
     size: tuple[int, int, int],
     operands: Sequence[Place],
     out: Place,
     scales: Sequence[float],
+    op: str = SCALED,
+    itemsize: int = 4,
 ) -> Step:
     """Return a product of these operands, in the order of the call's arguments."""
     *add, left, right = operands
     beta, alpha = scales or (0.0, 1.0)
-    return Step(size, out, add[0] if add else None, left, right, beta, alpha)
+    first = add[0] if add else None
+    kind = int(op == ADDED)
+    if itemsize == 2:
+        kind += _sums(left, right)
+    return Step(size, out, first, left, right, beta, alpha, kind)
+
+
+def _sums(left: Place, right: Place) -> int:
+    """Return the sums that ATen's loops for bfloat16 make, as a kind has them.
+
+    Four in turn; one if the left matrix is transposed; 8, added as a tree, if the
+    right one is.
+    """
+    if left.stride[0] == 1 != left.stride[1]:
+        return _COUNT
+    if right.stride[0] == 1 != right.stride[1]:
+        return 8 * _COUNT + _TREE
+    return 4 * _COUNT
 
 
 def chain_call(
-    chains: Chains, rows: int, itemsize: int, steps: Sequence[Step], local: int
+    chains: Chains,
+    rows: int,
+    itemsize: int,
+    steps: Sequence[Step],
+    local: int,
+    pool: array[int] | None = None,
 ) -> Callable[[int], HelperCall]:
     """Return a function: a number of threads -> a call of C with them. `local`: the
-    bytes of the room that each thread needs for what the chain alone reads.
+    bytes of the room that each thread needs for what the chain alone reads. `pool` has
+    the addresses of rows by position.
     """
-    words, scales = array("q"), array("d")
+    words, scales, positions = array("q"), array("d"), array("q")
     copied = 0
     for x in steps:
-        words.extend(x.size)
+        words.extend((*x.size, x.kind))
         for place in (x.out, x.add, x.left, x.right):
+            if place is not None and place.positions:
+                first = len(positions)
+                positions.extend(place.positions)
+                place = place._replace(at=first)
             words.extend((0, 0, 0, 0) if place is None else _words(place))
         scales.extend((x.beta, x.alpha))
         m, n, k = x.size
         panels = (BLOCK + 2 * max(m, n)) * _PANEL
-        copied = max(copied, panels + (m * k + 16) * itemsize)
+        copied = max(copied, panels + (m * k + 16) * max(itemsize, 4))
+        if itemsize == 2:
+            width = -(-n // 16) * 16
+            copied = max(copied, 4 * (m * k + 16 + (m + k) * width))
     struct = ProductChain(rows, len(steps), itemsize, BLOCK)
     struct.local = local
     struct.room = -(-(local + copied) // _APART) * _APART
     memory = _Rooms()
     function = chains.library.fuseopt_chain
-    arrays: dict[str, array[Any]] = {"words": words, "scales": scales}
+    arrays: dict[str, array[Any]] = {
+        "words": words,
+        "scales": scales,
+        "positions": positions,
+        **({} if pool is None else {"pool": pool}),
+    }
     run = HelperCall(struct, function, arrays, (), ctypes.c_int64)
 
     def with_threads(threads: int) -> HelperCall:
@@ -187,9 +248,11 @@ def batched_in_chain(
     operands: Sequence[torch.Tensor],
     out: torch.Tensor,
     scales: Sequence[float],
+    op: str = SCALED,
 ) -> None:
     """Make one product of each row, as a chain of one."""
     size = (out.shape[1], out.shape[2], operands[-1].shape[1])
-    step = step_of(size, [*map(place_of, operands)], place_of(out), scales)
+    places = [*map(place_of, operands)]
+    step = step_of(size, places, place_of(out), scales, op, out.itemsize)
     call = chain_call(chains, len(out), out.itemsize, [step], 0)
     call(torch.get_num_threads())()

@@ -16,12 +16,13 @@ from typing import Protocol
 import torch
 
 from ..compat.profiling import profiled, profiler_range
-from ..ir.graph import Batch, Kernel, Run, Step
+from ..ir.graph import Batch, Extern, Kernel, Run, Step
 from .binding import Binding, bind
 from .chained_batches import ChainedBatches
 from .cpp.table import KernelTable
 from .memory import Memory
 from .plan import Plan
+from .probes import circumstances
 from .undo import at_once
 
 Calls = Sequence[Callable[[], object]]
@@ -171,8 +172,17 @@ def whole(
 def _in_c(bound: Binding, memory: Memory, threads: int) -> Calls | None:
     """Return calls of C that run a plan of kernels and chains, which cannot fail.
 
-    Returns None if a chain may not run now.
+    Returns None if a chain may not run now. They are those of the last call if nothing
+    that they depend on has changed.
     """
+    if memory.circumstances is None:
+        memory.circumstances = circumstances()
+    numbers = [memory.numbers[i] for i in bound.plan.scales]
+    now = (memory.circumstances, threads, numbers, bound.taking)
+    known = bound.in_c
+    if known is not None and known[0] is memory.arena and known[1] == now:
+        return known[2]
+    bound.in_c = None
     plan = bound.plan
     calls: list[Callable[[], object]] = []
     at = 0
@@ -182,6 +192,9 @@ def _in_c(bound: Binding, memory: Memory, threads: int) -> Calls | None:
             calls += bound.calls(step, threads)
             at += 1
             continue
+        if isinstance(step, Extern):
+            at += 1
+            continue
         row = plan.series[at]
         assert isinstance(row, ChainedBatches), "a plan in C has chains alone"
         found = row.calls(memory)
@@ -189,6 +202,8 @@ def _in_c(bound: Binding, memory: Memory, threads: int) -> Calls | None:
             return None
         calls += found
         at += row.count
+    if bound.temps.keeps:
+        bound.in_c = memory.arena, now, calls
     return calls
 
 
@@ -233,6 +248,7 @@ def _run(
 ) -> None:
     """Run steps one after another: the first ones of the plan, or those of a branch."""
     tables, externs = bound.tables.every, bound.plan.externs
+    constants = bound.plan.constants
     batches = bound.plan.batches
     whole = steps[:1] == bound.plan.schedule.steps[:1] and not profiled()
     series = bound.plan.series if whole else {}
@@ -246,5 +262,5 @@ def _run(
             launch(tables[step.name])
         elif isinstance(step, Batch):
             batches[step.externs[0].payload].run(memory)
-        else:
+        elif step.payload not in constants:
             memory.run(externs[step.payload])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..ir.graph import DTYPE_BYTES, Buffer
-from ..ir.products import COPIED, Operand
+from ..ir.products import ADDRESSED, COPIED, Operand
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall, SavedMemory
 
@@ -35,7 +35,7 @@ class Scratch:
 def gathers(operand: Operand, buffers: Sequence[Buffer]) -> bool:
     """Can C copy the rows of an operand? They are tensors of the call, on the CPU."""
     rows = [buffers[b] for b in operand.buffers]
-    return operand.stack == COPIED and all(
+    return operand.stack in (COPIED, ADDRESSED) and all(
         x.device == CPU and x.kind != "temp" for x in rows
     )
 

@@ -18,11 +18,12 @@ from ..capture.host_results import host_results, read_at_once
 from ..capture.results import ConstantResult, Leaf, Returned, leaves
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
-from ..ir.graph import Batch, Extern, Kernel, Run, Schedule
+from ..ir.graph import Batch, Extern, Kernel, Run, Schedule, Symbol
 from ..ir.products import CHAINED
 from .batches import PreparedBatch
 from .chained_batches import ChainedBatches, chained_batches
 from .chains import Chains
+from .constants import constants
 from .cpp.table import TableFactory
 from .extern_calls import prepare, touched_inputs
 from .gathers import Scratch
@@ -123,14 +124,23 @@ class Plan:
             **series_of(steps, self.externs),
             **rows,
         }
-        #: true if all steps are kernels on the CPU and chains
+        on_cpu = {b.device for b in buffers} == {CPU}
+        #: calls whose results stay, by payload; none on a device
+        self.constants = constants(captured, schedule) if on_cpu else {}
+        #: true if all other steps are kernels on the CPU and chains
         self.in_c = bool(rows) and all(
             isinstance(step, (Kernel, Run))
+            or (isinstance(step, Extern) and step.payload in self.constants)
             or (isinstance(step, Batch) and step.way == CHAINED)
             for step in steps
         )
-        self.in_c &= {b.device for b in buffers} == {CPU}
-        self.risk = risk_of(graph, schedule, lambda device: device != CPU)
+        self.in_c &= on_cpu
+        scales = [s for b in schedule.batches if b.way == CHAINED for s in b.scales]
+        #: the numbers that chains read
+        self.scales = sorted({s.expr for s in scales if isinstance(s, Symbol)})
+        self.risk = risk_of(
+            graph, schedule, lambda device: device != CPU, self.constants
+        )
         self.simple = (
             len(steps) == 1
             and isinstance(steps[0], Kernel)

@@ -382,7 +382,7 @@ def _agree(
         stacked.append(whole)
     out = _out(trial, way, dtype)
     if way == CHAINED and chains is not None:
-        batched_in_chain(chains, stacked, out, scales)
+        batched_in_chain(chains, stacked, out, scales, trial.op)
     else:
         batched(trial.op, stacked, out, scales)
     rows = rows_of(out, n, len(trial.results[0].shape))

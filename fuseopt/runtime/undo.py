@@ -43,10 +43,22 @@ class Risk(NamedTuple):
     on_host: tuple[int, ...] = ()
 
 
-def risk_of(graph: Graph, schedule: Schedule, remote: Callable[[str], bool]) -> Risk:
-    """Return the Risk of a plan. `remote(device)` is false for the CPU alone."""
+def risk_of(
+    graph: Graph,
+    schedule: Schedule,
+    remote: Callable[[str], bool],
+    made: Container[int] = (),
+) -> Risk:
+    """Return the Risk of a plan. `remote(device)` is false for the CPU alone. `made`:
+    the payloads of calls that steps do not make.
+    """
     buffers, steps = graph.buffers, schedule.steps
-    risky = [i for i, step in enumerate(steps) if _may_raise(buffers, step, remote)]
+    risky = [
+        i
+        for i, step in enumerate(steps)
+        if _may_raise(buffers, step, remote)
+        and not (isinstance(step, Extern) and step.payload in made)
+    ]
     if not risky:
         return Risk(0, ())
     # a step that fails may have written a part, unless it is a launch

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fuseopt.compiler import pipeline
-from fuseopt.config import Config
 from fuseopt.ir.products import CHAINED
 from fuseopt.runtime import executor
 from fuseopt.runtime.chained_batches import Chain, ChainedBatches
@@ -34,16 +33,12 @@ SIZES = [
     (33, 65, 77),
     (5, 3, 40),
     (20, 40, 512),
+    # the last columns are computed with those before them, or beside
+    (24, 24, 16),
+    (40, 90, 24),
+    (50, 40, 300),
 ]
 DTYPES = [torch.float32, torch.float64]
-
-
-@pytest.fixture(scope="module")
-def library() -> Chains:
-    found = pipeline._chains(Config())
-    if found is None:
-        pytest.skip("this processor has no instructions for chains")
-    return found
 
 
 def matrices(n: int, rows: int, columns: int, dtype: Any, turned: bool) -> Any:
@@ -160,16 +155,6 @@ def chained(pair: Pair) -> bool:
     return {b.way for b in pair.report.batches} == {CHAINED}
 
 
-@pytest.fixture
-def bits(library: Chains) -> None:
-    """Chains have the bits of this machine's library, so that steps have them."""
-    x = torch.randn(8, 32, 48)
-    out = torch.empty(8, 32, 32)
-    batched_in_chain(library, [x, x.mT], out, ())
-    if not all(same_bits(a @ a.mT, b) for a, b in zip(x, out, strict=True)):
-        pytest.skip("products of this machine have another order")
-
-
 @pytest.mark.usefixtures("bits")
 @pytest.mark.parametrize("shapes", [LED, WHOLE], ids=["led", "whole"])
 def test_a_chain_for_each_shape(runs: list[int], shapes: Any) -> None:
@@ -178,9 +163,11 @@ def test_a_chain_for_each_shape(runs: list[int], shapes: Any) -> None:
     pair.run(3)
     assert chained(pair)
     assert pair.report.externs == pair.report.alone == []
+    assert runs[-3:] == [15, 15, 15]
     runs.clear()
     pair.run(1)
-    assert sorted(runs) == [15, 15, 15]
+    # C makes the calls of the last step again
+    assert runs == []
     # nor are there calls of ATen where a profiler sees each batch
     assert pair.calls() == 0
     pair.check()
@@ -225,6 +212,9 @@ def test_an_error_in_a_chain_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
             raise MemoryError("no room")
         return call(self, memory)
 
+    # the calls of the last step do not serve for this one
+    known = executor.circumstances()._replace(settings=("others",))
+    monkeypatch.setattr(executor, "circumstances", lambda: known)
     for owner, name, instead in (
         (Chain, "call", has_no_room),
         # where Python runs between the calls of C, what is written is undone

@@ -22,18 +22,37 @@
 #define CHAIN_FAR 1024
 #define CHAIN_ROWS 32
 
-// Words of one place. First its address, or the offset in the room of a thread. Then
-// the bytes from one row of the batch to the next, -1 in that room. Then its strides.
-enum { PLACE = 4, OUT = 3, ADD = 7, LEFT = 11, RIGHT = 15, CHAIN_WORDS = 19 };
+// Words of one place. First its address, or the offset in the room of a thread, or the
+// index of its first row's position. Then the bytes from one row of the batch to the
+// next, -1 in that room, -2 for rows whose addresses the pool has. Then its strides.
+enum {
+  IN_ROOM = -1,
+  IN_POOL = -2,
+  PLACE = 4,
+  KIND = 3,
+  OUT = 4,
+  ADD = 8,
+  LEFT = 12,
+  RIGHT = 16,
+  CHAIN_WORDS = 20
+};
 
-// Products out = beta * add + (alpha * left) @ right. `words` of each: m, n, k, then
-// the places of out, add (0 without one), left and right. `scales` of each: beta,
-// alpha.
+// Products. `words` of each: m, n, k, its kind, then the places of out, add (0 without
+// one), left and right. `scales` of each: beta, alpha.
+// Of kind SCALED out = beta * add + (alpha * left) @ right, with a rounding for each.
+// Of kind ADDED, which is BLAS's, fma(beta, add, alpha * sum) of the first block of
+// terms; of each later one alpha * sum is added.
+// A kind of bfloat16 also has the number of its sums, times COUNT, and TREE: see
+// half_chains.h.
+enum { SCALED = 0, ADDED = 1, TREE = 2, COUNT = 4, MOST_SUMS = 8 };
+
 struct ProductChain {
   int64_t rows, count, bytes, block, threads;
-  int64_t local;  // bytes for what the chain alone reads, of each thread
-  int64_t room;   // bytes of each thread in all; the rest is for copied operands
-  char* memory;   // the room of all threads
+  int64_t local;         // bytes for what the chain alone reads, of each thread
+  int64_t room;          // bytes of each thread in all; the rest is for copied operands
+  char* memory;          // the room of all threads
+  const uint64_t* pool;  // addresses of the caller's tensors
+  const int64_t* positions;
   const int64_t* words;
   const double* scales;
 };
@@ -59,18 +78,27 @@ template <class T> struct Matrix {
   int64_t m, n;  // strides in elements
 };
 
+// The matrix of a row of the batch; `local`: the room of a thread.
+template <class T> static Matrix<T> place_in(const ProductChain* c, const int64_t* w,
+                                             int64_t row, char* local) {
+  char* at = (char*)w[0] + row * w[1];
+  if (w[1] == IN_ROOM) at = local + w[0];
+  if (w[1] == IN_POOL) at = (char*)c->pool[c->positions[w[0] + row]];
+  return {w[0] || w[1] ? (T*)at : 0, w[2], w[3]};
+}
+
 template <class T> struct Products {
   enum { L = CHAIN_BYTES / sizeof(T) };
   typedef T V __attribute__((vector_size(CHAIN_BYTES)));
   typedef T U __attribute__((vector_size(CHAIN_BYTES), aligned(sizeof(T)), may_alias));
 
-  // How a tile ends. Sums of a later block are added to what `out` has (`more`). The
-  // last block adds beta times `add`, unless that is null.
+  // How a tile ends. Sums of a later block are added to what `out` has (`more`). One
+  // block adds beta times `add`, unless that is null: `fused`, or in two roundings.
   struct End {
-    bool more;
+    bool more, fused;
     const T* add;
     int64_t add_m, add_n;
-    T beta;
+    T beta, alpha;
   };
 
   // Writes R rows and W vectors of a product with a panel `b`, whose columns are
@@ -100,7 +128,12 @@ template <class T> struct Products {
     for (int r = 0; r < R; ++r)
       for (int w = 0; w < W; ++w) {
         U* to = (U*)(out + r * om + w * L);
-        V x = end.more ? *to + s[r][w] : s[r][w];
+        V x = s[r][w];
+        if (end.fused) {
+          x = x * end.alpha;
+          __asm__("" : "+m"(x));  // a rounding before the next sum
+        }
+        if (end.more) x = *to + x;
         if (end.add) {
           const T* from = end.add + r * end.add_m + w * L * end.add_n;
           V y;
@@ -109,9 +142,15 @@ template <class T> struct Products {
           } else {
             for (int j = 0; j < L; ++j) y[j] = from[j * end.add_n];
           }
-          y = y * end.beta;
-          __asm__("" : "+m"(y));  // two roundings, as eager has
-          *to = y + x;
+          if (end.fused) {
+            V b = end.beta - V{};
+            __asm__("" : "+m"(y));  // not the product of the other branch
+            *to = CHAIN_FMA(b, y, x);
+          } else {
+            y = y * end.beta;
+            __asm__("" : "+m"(y));  // two roundings, as eager has
+            *to = y + x;
+          }
         } else {
           *to = x;
         }
@@ -219,7 +258,8 @@ template <class T> struct Products {
 
   // One product of one row; `out` has adjacent columns.
   static void one(int64_t m, int64_t n, int64_t k, Matrix<T> out, Matrix<T> add,
-                  Matrix<T> left, Matrix<T> right, T beta, int64_t block, T* room) {
+                  Matrix<T> left, Matrix<T> right, bool fused, T beta, T alpha,
+                  int64_t block, T* room) {
     // sums of x * y and y * x are the same: half of a symmetric product is copied
     bool same = !add.at && left.at == right.at && m == n && left.m == right.n &&
                 left.n == right.m;
@@ -227,11 +267,15 @@ template <class T> struct Products {
       int64_t part = k - from < block ? k - from : block;
       const T* a = left.at + from * left.n;
       Matrix<T> b = {right.at + from * right.m, right.m, right.n};
-      End end = {from > 0, from + part == k ? add.at : 0, add.m, add.n, beta};
+      bool adds = fused ? from == 0 : from + part == k;
+      End end = {from > 0, fused, adds ? add.at : 0, add.m, add.n, beta, alpha};
       for (int64_t j = 0; j < n;) {
-        bool two = n - j > L;
+        bool two = n - j > L && (n >= 2 * L || k > block);
         int64_t width = two ? 2 * L : L;
-        int64_t high = same && j + width < m ? j + width : m;
+        // the last columns are computed with those before them, if no sum is added
+        if (j + width > n && n >= width && k <= block) j = n - width;
+        int64_t end_of = (j + width + 2 * L - 1) / (2 * L) * (2 * L);
+        int64_t high = same && end_of < m ? end_of : m;
         if (two) {
           columns<2>(j, high, n, part, a, left.m, left.n, b, out, end, block, room);
         } else {
@@ -244,11 +288,6 @@ template <class T> struct Products {
     for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < i / (2 * L) * (2 * L); ++j)
         out.at[i * out.m + j] = out.at[j * out.m + i];
-  }
-
-  static Matrix<T> place(const int64_t* w, int64_t row, char* local) {
-    char* at = w[1] < 0 ? local + w[0] : (char*)w[0] + row * w[1];
-    return {w[0] || w[1] ? (T*)at : 0, w[2], w[3]};
   }
 
   // A copy of a matrix, times a number.
@@ -270,33 +309,24 @@ template <class T> struct Products {
     for (int64_t i = 0; i < c->count; ++i) {
       const int64_t* w = c->words + i * CHAIN_WORDS;
       int64_t m = w[0], n = w[1], k = w[2];
-      Matrix<T> out = place(w + OUT, row, memory), add = place(w + ADD, row, memory);
-      Matrix<T> left = place(w + LEFT, row, memory);
-      Matrix<T> right = place(w + RIGHT, row, memory);
+      Matrix<T> out = place_in<T>(c, w + OUT, row, memory);
+      Matrix<T> add = place_in<T>(c, w + ADD, row, memory);
+      Matrix<T> left = place_in<T>(c, w + LEFT, row, memory);
+      Matrix<T> right = place_in<T>(c, w + RIGHT, row, memory);
       T beta = c->scales[2 * i], alpha = c->scales[2 * i + 1];
+      bool fused = w[KIND] == ADDED;
+      if (fused && beta == T(0)) add.at = 0;
       T* rest = room;
-      if (alpha != T(1)) {
+      if (!fused && alpha != T(1)) {
         left = times(left, m, k, alpha, room);
         rest += (m * k + 15) / 16 * 16;
       }
       if (out.n == 1 || n == 1)
-        one(m, n, k, out, add, left, right, beta, c->block, rest);
+        one(m, n, k, out, add, left, right, fused, beta, alpha, c->block, rest);
       else  // the transposed product has adjacent columns
-        one(n, m, k, turned(out), turned(add), turned(right), turned(left), beta,
-            c->block, rest);
+        one(n, m, k, turned(out), turned(add), turned(right), turned(left), fused, beta,
+            alpha, c->block, rest);
     }
-  }
-
-  static int64_t run(const ProductChain* c) {
-    int64_t n = c->threads;
-    const uint64_t mode = float_mode();
-#pragma omp parallel for num_threads(n) if (n > 1) schedule(static)
-    for (int64_t t = 0; t < n; ++t) {
-      const InMode as_caller(mode);
-      for (int64_t r = c->rows * t / n; r < c->rows * (t + 1) / n; ++r)
-        row(c, r, c->memory + t * c->room);
-    }
-    return 1;
   }
 };
 
@@ -304,12 +334,3 @@ template <class T> struct Products {
 #pragma GCC pop_options
 #endif
 #endif
-
-// Computes all rows; returns 0 where this processor lacks the instructions.
-extern "C" int64_t fuseopt_chain(const ProductChain* c) {
-#if defined(CHAIN_BYTES)
-  return c->bytes == 4 ? Products<float>::run(c) : Products<double>::run(c);
-#else
-  return 0;
-#endif
-}
