@@ -8,9 +8,11 @@ The roundings stay those of eager. It is written where a probe finds eager's bit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import torch
 
 from ..capture import Captured
 from ..capture.aten.externs import Call, TensorRef
@@ -27,12 +29,15 @@ from ..ir.graph import (
     Symbol,
 )
 from ..ir.products import CHAINED, SCALED, Layout, Product, Result, Trial
+from ..runtime.chains import HALF, MOST_HALF
 from ..runtime.matrix_calls import scaled_sum
 from ..scheduler.batch_limits import refusal
-from ..scheduler.batches import kind_of_scale
+from ..scheduler.batch_operands import kind_of_scale
 from ..scheduler.dependencies import CPU
 from ..scheduler.passes import Batching
 from .iterations import DTYPES, MM, Facts, Place
+
+ADDMM = torch.ops.aten.addmm.default
 
 
 class _Sum(NamedTuple):
@@ -53,14 +58,19 @@ class _Sum(NamedTuple):
 
 
 def has_products(captured: Captured) -> bool:
-    """Has a step products of float matrices on the CPU?"""
+    """Has a step products on the CPU that generated code may make?"""
     buffers = captured.graph.buffers
-    return any(
-        call.func is MM
-        and buffers[call.outputs[0]].device == CPU
-        and buffers[call.outputs[0]].dtype in DTYPES
-        for call in captured.calls
-    )
+    products = (call for call in captured.calls if call.func in (MM, ADDMM))
+    return any(_is_chains(buffers, call) for call in products)
+
+
+def _is_chains(buffers: Sequence[Buffer], call: Call) -> bool:
+    out, right = buffers[call.outputs[0]], call.args[-1]
+    if out.device != CPU or not isinstance(right, TensorRef):
+        return False
+    terms = buffers[right.buffer].shape[0]
+    small = out.dtype == HALF and out.numel * terms <= MOST_HALF
+    return out.dtype in DTYPES or small
 
 
 def with_scaled_sums(captured: Captured, products: Batching) -> Captured:

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..ir.alias import overlaps
-from ..ir.geometry import numel
 from ..ir.graph import DTYPE_BYTES, Buffer, Extern, Graph, Schedule, Step, storage_bytes
 from ..ir.products import (
+    ADDRESSED,
+    CHAINED,
     COPIED,
     MERGED,
     PADDED,
@@ -27,25 +28,29 @@ from ..ir.products import (
     TIMES,
     Alone,
     Batch,
-    Layout,
     Operand,
     Product,
     Result,
     Stack,
     Trial,
 )
-from .batch_limits import COPY, COPY_REMOTE, MOST, PLACED, refusal
+from .batch_limits import COPY, COPY_REMOTE, refusal
+from .batch_operands import (
+    GAP,
+    Refused,
+    contiguous_strides,
+    kind_of_scale,
+    layout_of,
+    merged_rows,
+    uneven,
+)
 from .dependencies import CPU
 from .levels import in_levels, in_order
 from .passes import Batching, Machine
+from .placing import placed
 
-#: Bytes between rows of a result that are not adjacent, and their alignment: those of a
-#: single call on the CPU, and on a device. Libraries of devices check 256 bytes.
-GAP, GAP_REMOTE = 64, 256
 #: Why a product is a single call.
 ONLY = "no other product of its kind is ready with it"
-#: Numbers that BLAS treats apart.
-APART = (0.0, 1.0, -1.0)
 
 
 class _Row(NamedTuple):
@@ -53,13 +58,11 @@ class _Row(NamedTuple):
     product: Product
 
 
-class _Refused(Exception):
-    """Rows cannot be a batch; the message gives the reason."""
-
-
 def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
     """Put products that are alike and ready together into batches."""
-    if machine.batching is None or len(schedule.externs) < 2:
+    # one product alone may be in a chain
+    least = 2 if machine.batching is None or not machine.batching.chains else 1
+    if machine.batching is None or len(schedule.externs) < least:
         return schedule
     fixed: frozenset[int] = frozenset()
     while True:
@@ -70,7 +73,10 @@ def batch_products(graph: Graph, schedule: Schedule, machine: Machine) -> Schedu
         if not seen:
             break
         fixed |= seen
-    own = batcher.placed(steps) if machine.batching.places else []
+    own: list[Stack] = []
+    if machine.batching.places:
+        stacked = batcher.place
+        own = placed(graph, machine.batching, steps, batcher.members, stacked)
     alone = (Alone(what, n, why) for (what, why), n in batcher.alone.items())
     stacks = (*batcher.stacks, *own)
     if not stacks and not alone and tuple(steps) == schedule.steps:
@@ -128,36 +134,8 @@ class _Batcher:
         return frozenset(
             s
             for s in touched & self.place.keys()
-            if _uneven(self.stacks[self.place[s][0]])
+            if uneven(self.stacks[self.place[s][0]])
         )
-
-    def placed(self, steps: Sequence[Step]) -> list[Stack]:
-        """Return a stack for the result of each small product that is a single call."""
-        outputs = {self._storage(b) for b in self.graph.outputs}
-        found: list[Stack] = []
-        for step in steps:
-            product = (
-                self.batching.product(step.payload) if isinstance(step, Extern) else ""
-            )
-            if not isinstance(product, Product) or product.op not in TIMES:
-                continue
-            buffers = [self.graph.buffers[b] for b in self._touched(product)]
-            x = buffers[-1]
-            views = self.members.get(x.storage, ())
-            if (
-                x.kind == "temp"
-                and x.storage not in outputs
-                and x.dtype in MOST
-                and all(
-                    (y.dtype, y.device) == (x.dtype, CPU) for y in (*buffers, *views)
-                )
-                and 0 < x.numel <= PLACED
-                and x.stride == _contiguous(x.shape)
-                and storage_bytes(views) == self._bytes(product.results[0])
-            ):
-                size = self._bytes(product.results[0])
-                found.append(Stack((x.storage,), size, x.dtype, x.device))
-        return found
 
     def batched(self, externs: Sequence[Extern]) -> list[Extern | Batch]:
         """Return adjacent externs, in batches where possible."""
@@ -204,7 +182,7 @@ class _Batcher:
         storages = [self._storage(b) for b in p.operands]
         return (
             *(p.op, tuple(map(repr, p.scales)), p.options),
-            tuple((x.dtype, x.device, *_layout(x)) for x in buffers),
+            tuple((x.dtype, x.device, *layout_of(x)) for x in buffers),
             tuple(self.place.get(s, (None, 0))[0] for s in storages),
             tuple(storages.index(s) for s in storages),
         )
@@ -219,8 +197,8 @@ class _Batcher:
             largest = max(self._bytes(b) for b in self._touched(rows[0].product))
             most = self.batching.bytes // largest
             if most < 2:
-                raise _Refused("two of its matrices have more than batch_bytes")
-        except _Refused as why:
+                raise Refused("two of its matrices have more than batch_bytes")
+        except Refused as why:
             self.alone[what, str(why)] += len(rows)
             return
         rows = self._sorted(rows)
@@ -230,7 +208,7 @@ class _Batcher:
             part = rows[start:end]
             try:
                 yield self._batch(part)
-            except _Refused as why:
+            except Refused as why:
                 self.alone[what, str(why)] += len(part)
 
     def _touched(self, p: Product) -> list[int]:
@@ -252,7 +230,7 @@ class _Batcher:
         buffers = [self.graph.buffers[b] for b in self._touched(p)]
         why = refusal(buffers, p)
         if why:
-            raise _Refused(why)
+            raise Refused(why)
 
     def _sorted(self, rows: list[_Row]) -> list[_Row]:
         """Return rows in the order of the first stack that has them all."""
@@ -264,29 +242,51 @@ class _Batcher:
         return rows
 
     def _batch(self, rows: Sequence[_Row]) -> Batch:
-        """Return the Batch of some rows. Raises _Refused."""
-        p = rows[0].product
+        """Return the Batch of some rows. Raises Refused."""
         self._check(rows)
         if len(rows) < 2 and not self.batching.chains:
-            raise _Refused(ONLY)
+            raise Refused(ONLY)
+        found = self._made_of(rows, ADDRESSED) if self._may_address(rows) else None
+        found = found or self._made_of(rows, COPIED)
+        assert found is not None, "a batch of copies is made or refused"
+        return found
+
+    def _may_address(self, rows: Sequence[_Row]) -> bool:
+        """May generated code make these products of matrices of the caller?"""
+        p = rows[0].product
+        if not self.batching.chains or p.op not in TIMES or p.op in MERGED:
+            return False
+        every = (self.graph.buffers[b] for row in rows for b in row.product.operands)
+        return all(x.device == CPU for x in every)
+
+    def _made_of(self, rows: Sequence[_Row], apart: int) -> Batch | None:
+        """Return a batch whose rows of the caller are COPIED, or ADDRESSED; None if
+        only copies can be a batch. Raises Refused.
+        """
+        p = rows[0].product
         new: dict[tuple[int, ...], Stack] = {}
-        operands = [
-            self._operand(
-                tuple(r.product.operands[k] for r in rows), new, p.op in MERGED
-            )
-            for k in range(len(p.operands))
+        columns = [
+            tuple(r.product.operands[k] for r in rows) for k in range(len(p.operands))
         ]
+        try:
+            operands = [self._operand(x, new, p.op in MERGED, apart) for x in columns]
+        except Refused:
+            if apart == ADDRESSED:
+                return None
+            raise
         if not p.results and any(x.stack < 0 for x in operands):
-            raise _Refused("what it checks is in no batch")
-        in_stacks = all(x.stack >= 0 for x in operands)
-        if len(rows) < 2 and not in_stacks:
-            raise _Refused(ONLY)
+            raise Refused("what it checks is in no batch")
+        in_place = all(x.stack >= 0 or x.stack == ADDRESSED for x in operands)
+        if apart == ADDRESSED and not in_place:
+            return None
+        if len(rows) < 2 and not in_place:
+            raise Refused(ONLY)
         results = [*zip(*(r.product.results for r in rows), strict=True)]
         outs = [self.graph.buffers[b] for b in p.results]
         first = self.graph.buffers[p.operands[-1]]
         trial = Trial(
             *(p.op, first.dtype, first.device, len(rows)),
-            tuple(_layout(self.graph.buffers[b]) for b in p.operands),
+            tuple(layout_of(self.graph.buffers[b]) for b in p.operands),
             tuple((x.shape, x.stride, x.first) for x in operands),
             tuple(Result(x.shape, x.stride, x.dtype) for x in outs),
             tuple(map(kind_of_scale, p.scales)),
@@ -295,24 +295,28 @@ class _Batcher:
         # generated code writes a transposed result too
         contiguous = p.op in TIMES and p.op != SCALED
         dense = [self._made(column, contiguous) for column in results]
-        apart = [self._apart(column) for column in results]
-        chain = p.op == SCALED or (in_stacks and not any(apart))
+        outside = [self._apart(column) for column in results]
+        chain = p.op == SCALED or (in_place and not any(outside))
+        if apart == ADDRESSED and not chain:
+            return None
         verdict = self.batching.verdict(trial, chain)
+        if apart == ADDRESSED and verdict.way != CHAINED:
+            return None
         if not verdict.way:
-            raise _Refused(verdict.why)
+            raise Refused(verdict.why)
         for storages, stack in new.items():
             self._register(storages, stack)
         places: list[Operand] = []
-        for column, size, out, why in zip(results, dense, outs, apart, strict=True):
+        for column, size, out, why in zip(results, dense, outs, outside, strict=True):
             step = (size // GAP + 2) * GAP if verdict.way == PADDED else size
             if why:
                 x = out._replace(offset=0)
-                places.append(_merged(column, x, COPIED, 0, step, p.op in MERGED))
+                places.append(merged_rows(column, x, COPIED, 0, step, p.op in MERGED))
                 continue
             made = tuple(map(self._storage, column))
             self._register(made, Stack(made, step, out.dtype, out.device))
             last = len(self.stacks) - 1
-            places.append(_merged(column, out, last, 0, step, p.op in MERGED))
+            places.append(merged_rows(column, out, last, 0, step, p.op in MERGED))
         externs = tuple(row.extern for row in rows)
         return Batch(
             *(externs, p.op, tuple(operands), tuple(places), p.scales, trial),
@@ -329,9 +333,9 @@ class _Batcher:
         size = self._bytes(results[0])
         for x in buffers:
             if storage_bytes(self.members[x.storage]) != size:
-                raise _Refused("its result is a part of a larger tensor")
-        if contiguous and buffers[0].stride != _contiguous(buffers[0].shape):
-            raise _Refused("its result is not contiguous")
+                raise Refused("its result is a part of a larger tensor")
+        if contiguous and buffers[0].stride != contiguous_strides(buffers[0].shape):
+            raise Refused("its result is not contiguous")
         return size
 
     def _apart(self, results: Sequence[int]) -> bool:
@@ -343,7 +347,7 @@ class _Batcher:
             return False
         x = buffers[0]
         if x.device != CPU or x.numel > COPY.get(x.dtype, 1 << 12):
-            raise _Refused("the step returns it, or it has other views")
+            raise Refused("the step returns it, or it has other views")
         return True
 
     def _may_lie(self, x: Buffer) -> bool:
@@ -353,26 +357,32 @@ class _Batcher:
         return x.kind == "temp" and x.storage not in self.fixed and alike
 
     def _operand(
-        self, buffers: tuple[int, ...], new: dict[tuple[int, ...], Stack], merged: bool
+        self,
+        buffers: tuple[int, ...],
+        new: dict[tuple[int, ...], Stack],
+        merged: bool,
+        apart: int,
     ) -> Operand:
         """Return the places of an operand's rows. `merged`: each is a batch itself.
+        `apart`: what rows outside of stacks are, COPIED or ADDRESSED.
 
         `new`: stacks that this batch is the first to need, by their storages, in the
         order of their future numbers.
         """
         x = self.graph.buffers[buffers[0]]
         storages = tuple(map(self._storage, buffers))
-        if len(buffers) > len(set(buffers)) == 1:
-            return _merged(buffers, x, SHARED, 0, 0, merged)
+        addressed = apart == ADDRESSED
+        if len(buffers) > len(set(buffers)) == 1 and not addressed:
+            return merged_rows(buffers, x, SHARED, 0, 0, merged)
         places = [self.place.get(s) for s in storages]
         if None not in places and places[0] is not None:
             stack, row = places[0]
             if places == [(stack, row + i) for i in range(len(buffers))]:
                 step = self.stacks[stack].step
-                return _merged(buffers, x, stack, row, step, merged)
+                return merged_rows(buffers, x, stack, row, step, merged)
         if storages in new:
             number = len(self.stacks) + list(new).index(storages)
-            return _merged(buffers, x, number, 0, new[storages].step, merged)
+            return merged_rows(buffers, x, number, 0, new[storages].step, merged)
         every = [self.graph.buffers[b] for b in buffers]
         seen = {s for row in new for s in row}
         if (
@@ -385,63 +395,24 @@ class _Batcher:
                 (size,) = sizes
                 new[storages] = Stack(storages, size, x.dtype, x.device)
                 number = len(self.stacks) + len(new) - 1
-                return _merged(buffers, x, number, 0, size, merged)
-        return self._copied(buffers, x, merged)
+                return merged_rows(buffers, x, number, 0, size, merged)
+        return self._outside(buffers, x, merged, apart)
 
-    def _copied(self, buffers: tuple[int, ...], x: Buffer, merged: bool) -> Operand:
-        """An operand whose rows lie apart."""
-        if x.numel > (COPY.get(x.dtype, 1) if x.device == CPU else COPY_REMOTE):
-            raise _Refused("its matrices are not adjacent, and a copy takes longer")
+    def _outside(
+        self, buffers: tuple[int, ...], x: Buffer, merged: bool, stack: int
+    ) -> Operand:
+        """An operand whose rows lie apart; `stack`: COPIED or ADDRESSED."""
+        if stack == COPIED and x.numel > (
+            COPY.get(x.dtype, 1) if x.device == CPU else COPY_REMOTE
+        ):
+            raise Refused("its matrices are not adjacent, and a copy takes longer")
         if any(n > 1 and s <= 0 for n, s in zip(x.shape, x.stride, strict=True)):
-            raise _Refused("an expanded matrix")
+            raise Refused("an expanded matrix")
         last = sum((n - 1) * s for n, s in zip(x.shape, x.stride, strict=True))
         size = (last + 1) * DTYPE_BYTES[x.dtype]
-        return _merged(buffers, x._replace(offset=0), COPIED, 0, size, merged)
-
-
-def _merged(
-    buffers: tuple[int, ...], x: Buffer, stack: int, row: int, step: int, merged: bool
-) -> Operand:
-    """Return rows like `x`, `step` bytes apart, as one tensor of one more dimension.
-
-    Batches of batches have their first two dimensions `merged`.
-    """
-    each, uneven = divmod(step, DTYPE_BYTES[x.dtype])
-    if uneven:
-        raise _Refused("its rows are not aligned to elements")
-    first = x.offset + row * each
-    shape, stride, n = x.shape, x.stride, len(buffers)
-    if not merged:
-        return Operand(stack, (n, *shape), (each, *stride), first, buffers)
-    inner = stride[0] if shape[0] > 1 else each
-    if each != shape[0] * inner and shape[0] > 1:
-        raise _Refused("its batches are not contiguous")
-    return Operand(
-        stack, (n * shape[0], *shape[1:]), (inner, *stride[1:]), first, buffers
-    )
+        return merged_rows(buffers, x._replace(offset=0), stack, 0, size, merged)
 
 
 def _product(x: Product | str) -> Product:
     assert isinstance(x, Product)
     return x
-
-
-def _layout(x: Buffer) -> Layout:
-    return x.shape, x.stride, x.offset
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(numel(shape[d + 1 :]) for d in range(len(shape)))
-
-
-def _uneven(stack: Stack) -> bool:
-    """Do rows of numbers, whose sums depend on alignment, begin at any byte?"""
-    gap = GAP if stack.device == CPU else GAP_REMOTE
-    return stack.dtype in MOST and stack.step % gap != 0
-
-
-def kind_of_scale(scale: object) -> str:
-    """Return how BLAS distinguishes a number."""
-    if isinstance(scale, float) and scale in APART:
-        return f"{scale:g}"
-    return "any"

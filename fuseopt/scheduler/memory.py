@@ -27,7 +27,7 @@ from ..ir.graph import (
     Step,
     storage_bytes,
 )
-from ..ir.products import chained
+from ..ir.products import ADDRESSED, chained
 from .dependencies import CPU
 from .passes import Machine, goes_by_blocks
 
@@ -49,6 +49,7 @@ def plan_memory(graph: Graph, schedule: Schedule, machine: Machine) -> Schedule:
             members.setdefault(buffer.storage, []).append(buffer)
     returned = frozenset(s for e in schedule.externs for s in _returned(graph, e))
     kernels = {s for k in schedule.kernels for s in _of_kernel(graph, k)}
+    kernels |= _addressed(graph, schedule)
     loose = frozenset(s for s in returned - kernels if len(members[s]) == 1)
     plan = MemoryPlan({}, 0, returned, loose)
     plan = _with_devices(graph, schedule, plan, members)
@@ -271,6 +272,17 @@ def _place(offsets: dict[int, int], sizes: Iterable[tuple[int, int]], at: int) -
 
 
 # ---------------------------------------------------------------- touched storages
+
+
+def _addressed(graph: Graph, schedule: Schedule) -> set[int]:
+    """Return the storages whose addresses chains read."""
+    operands = (x for b in schedule.batches for x in b.operands)
+    return {
+        graph.buffers[b].storage
+        for x in operands
+        if x.stack == ADDRESSED
+        for b in x.buffers
+    }
 
 
 def _returned(graph: Graph, extern: Extern) -> set[int]:

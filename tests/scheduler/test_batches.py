@@ -9,7 +9,16 @@ import pytest
 from fuseopt.errors import GraphError
 from fuseopt.ir.graph import Batch, Extern, Graph, Schedule, Stack
 from fuseopt.ir.printer import show_schedule
-from fuseopt.ir.products import COPIED, DENSE, PADDED, SHARED, Product, Trial
+from fuseopt.ir.products import (
+    ADDRESSED,
+    CHAINED,
+    COPIED,
+    DENSE,
+    PADDED,
+    SHARED,
+    Product,
+    Trial,
+)
 from fuseopt.ir.verifier import check_schedule
 from fuseopt.scheduler import Machine, schedule
 from fuseopt.scheduler.passes import Verdict
@@ -258,6 +267,41 @@ def test_matrices_of_the_caller_are_copied_if_they_are_small() -> None:
     assert "not adjacent" in next(iter(reasons(of(96))))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_generated_code_reads_matrices_where_the_caller_has_them(rows: int) -> None:
+    def of(way: str) -> tuple[Graph, Schedule]:
+        g = Products(way)
+        g.chains = True
+        for i in range(rows):
+            x, y = (g.tensor(f"{name}{i}", (96, 96)) for name in "xy")
+            g.op("add", x, g.times("mm", x, y), out=x)
+        return g.planned()
+
+    graph, plan = of(CHAINED)
+    (batch,) = plan.batches
+    assert [x.stack for x in batch.operands] == [ADDRESSED, ADDRESSED]
+    assert batch.results[0].stack >= 0
+    assert "addressed [" in show_schedule(graph, plan)
+    # without its bits they are too large to copy
+    assert of(DENSE)[1].batches == ()
+
+
+def test_generated_code_finds_rows_in_another_order() -> None:
+    g = Products(CHAINED)
+    g.chains = True
+    ps = g.tensors("p", [(8, 8)] * 3)
+    xs = [g.times("mm", p, p) for p in ps]
+    # a result of a call lies where ATen puts it
+    y = g.matrix((8, 8))
+    g.extern("other", (ps[0],), [y])
+    made = [g.times("mm", xs[2], y), g.times("mm", xs[0], y)]
+    g.foreach("add", ps[:2], made)
+    graph, plan = g.planned()
+    assert [len(b.externs) for b in plan.batches] == [3, 2]
+    assert [x.stack for x in plan.batches[1].operands] == [ADDRESSED, ADDRESSED]
+    assert graph.buffers[y].storage not in plan.memory.loose
+
+
 def test_a_matrix_that_all_rows_share_is_not_copied() -> None:
     g = Products()
     q = g.tensor("q", (4, 4))
@@ -358,11 +402,30 @@ def test_results_of_single_products_have_places_of_their_own() -> None:
 
     assert of(8, False).stacks == ()
     plan = of(8, True)
-    assert [len(x.storages) for x in plan.stacks] == [1] * 8
+    # four results of each lane, and what a kernel makes for the first
+    assert [len(x.storages) for x in plan.stacks] == [1] * 10
     assert plan.memory.returned == frozenset()
     # two of a lane are needed at one time: a matrix and its gram
     assert plan.memory.size <= 4 * 8 * 8 * 4
     assert of(136, True).stacks == ()
+
+
+def test_what_other_calls_touch_has_no_place() -> None:
+    """A call may keep, resize or return what it reads."""
+    g = Products("")
+    g.places = True
+    ps = g.tensors("p", [(8, 8)] * 2)
+    xs = g.foreach("mul", ps, 0.5, inplace=False)
+    made = [g.times("mm", x, x) for x in xs]
+    y = g.matrix((8, 8))
+    g.extern("other", (xs[1],), [y])
+    g.foreach("add", ps, [made[0], y])
+    g.foreach("add", ps, made)
+    graph, plan = g.planned()
+    placed = {s for x in plan.stacks for s in x.storages}
+    assert graph.buffers[xs[0]].storage in placed
+    assert graph.buffers[xs[1]].storage not in placed
+    assert graph.buffers[y].storage not in placed
 
 
 def test_a_product_waits_for_what_a_call_between_them_writes() -> None:
