@@ -18,7 +18,7 @@ from ...compat import DISPATCH_MODE
 from ...errors import CaptureError
 from ...lowering.pointwise import RULES
 from ..scalars.host import Scalars
-from . import blocks, outer_product, reductions
+from . import added_products, blocks, outer_product, reductions
 from .constants import swap
 from .dtypes import DTYPE_NAMES
 from .externs import Externs, tensors_in
@@ -160,6 +160,8 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         if outer_product.record(self, op.name, bound, out):
             return out
         if blocks.record(self, op.name, bound, out):
+            return out
+        if added_products.record(self, func, bound, out):
             return out
         lowered = lowering(op, bound, self._default)
         if lowered is None:

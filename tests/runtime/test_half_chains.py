@@ -1,0 +1,139 @@
+"""Chains of small products of bfloat16: the sums of ATen's own loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fuseopt.ir.products import CHAINED, Layout, Result, Trial
+from fuseopt.runtime.chains import MOST_HALF, Chains, batched_in_chain, may_chain
+from fuseopt.runtime.matrix_rows import same_bits
+from fuseopt.runtime.probes import Probes
+from tests.numerics.test_products import Pair, muon
+from tests.papers.matrices import Matrices
+
+HALF = torch.bfloat16
+SMALL = [(16, 16)] * 4 + [(16, 24)] * 2 + [(40, 48)] * 2
+MANY = [(16, 16)] * 9 + [(8, 12)] * 7
+
+
+def trial(size: tuple[int, int, int], turned: str, op: str = "mm") -> Trial:
+    """Two products; `turned`: which matrices are transposed."""
+    m, n, k = size
+    rows: list[Layout] = [((m, n), (n, 1), 0)] if op == "addmm" else []
+    rows.append(((m, k), (1, m) if "l" in turned else (k, 1), 0))
+    rows.append(((k, n), (1, k) if "r" in turned else (n, 1), 0))
+    stacked = tuple(((2, *s), (s[0] * s[1], *d), 0) for s, d, _ in rows)
+    scales = ("any", "any") if op == "addmm" else ()
+    result = (Result((m, n), (n, 1), "bf16"),)
+    return Trial(op, "bf16", "cpu", 2, tuple(rows), stacked, result, scales)
+
+
+@pytest.fixture
+def halves(library: Chains) -> None:
+    """The loops of this torch have the sums of chains."""
+    for op, turned in (("mm", ""), ("mm", "r"), ("addmm", "")):
+        if not Probes().way(trial((16, 16, 16), turned, op), None, library):
+            pytest.skip("products of bfloat16 have another order here")
+
+
+def in_turn(left: Any, right: Any, count: int, tree: bool) -> Any:
+    """The sums of a chain, for numbers whose products are exact in float32."""
+    k = left.shape[-1]
+    whole = k // (16 if tree else count) * (16 if tree else count)
+
+    def sum_of(terms: Any) -> Any:
+        total = torch.zeros(left.shape[0], right.shape[1])
+        for i in terms:
+            total = total + left[:, i, None].float() * right[None, i].float()
+        return total
+
+    sums = [sum_of(range(c, whole, count)) for c in range(count)]
+    rest = [left[:, i, None].float() * right[None, i].float() for i in range(whole, k)]
+    while tree and len(sums) > 1:
+        half = len(sums) // 2
+        sums = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]
+    for x in rest:
+        sums[0] = sums[0] + x
+    total = sums[0]
+    for x in sums[1:]:
+        total = total + x
+    return total.to(HALF)
+
+
+@pytest.mark.parametrize("size", [(16, 16, 16), (5, 7, 11), (8, 20, 24), (3, 33, 37)])
+@pytest.mark.parametrize(
+    ("turned", "count", "tree"), [("", 4, False), ("l", 1, False), ("r", 8, True)]
+)
+def test_sums_in_turn(
+    library: Chains, size: Any, turned: str, count: int, tree: bool
+) -> None:
+    torch.manual_seed(0)
+    m, n, k = size
+    left = torch.randn(2, m, k).mul(torch.randint(0, 9, (2, m, k)).exp2()).to(HALF)
+    right = torch.randn(2, k, n).mul(torch.randint(0, 9, (2, k, n)).exp2()).to(HALF)
+    left = left.mT.contiguous().mT if "l" in turned else left
+    right = right.mT.contiguous().mT if "r" in turned else right
+    out = torch.empty(2, m, n, dtype=HALF)
+    batched_in_chain(library, [left, right], out, ())
+    for x, y, made in zip(left, right, out, strict=True):
+        assert same_bits(made, in_turn(x, y, count, tree))
+
+
+def test_larger_products_of_halves_stay_in_batches() -> None:
+    assert may_chain(trial((16, 16, 16), ""))
+    assert not may_chain(trial((16, 16, 17), ""))
+    assert MOST_HALF == 16**3
+
+
+def test_numbers_that_are_none_or_too_large(library: Chains) -> None:
+    left = torch.tensor([[1.0, float("inf")], [float("nan"), 3e38]], dtype=HALF)
+    right = torch.tensor([[3e38, -1.0], [3e38, 0.0]], dtype=HALF)
+    add = torch.full((1, 2, 2), float("nan"), dtype=HALF)
+    out = torch.empty(1, 2, 2, dtype=HALF)
+    batched_in_chain(library, [left[None], right[None]], out, ())
+    assert same_bits(out[0], (left.double() @ right.double()).to(HALF))
+    batched_in_chain(library, [add, left[None], right[None]], out, (0.0, 1.0), "addmm")
+    assert same_bits(out[0], (left.double() @ right.double()).to(HALF))
+
+
+class Turning(Matrices):
+    """Products of small matrices of bfloat16 in all layouts, with moving scales."""
+
+    def update(self, p: Any, g: Any, state: Any, group: Any) -> None:
+        x = g / (g.norm() + 1e-7)
+        gram = x @ x.mT
+        other = (x.mT @ x)[: gram.size(0), : gram.size(0)].contiguous()
+        y = torch.addmm(gram, gram, gram, beta=group["lr"], alpha=-0.5)
+        z = torch.addmm(other, y, gram, beta=1.0, alpha=group["lr"])
+        p.sub_(z @ x, alpha=group["lr"])
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize("shapes", [SMALL, MANY, [(16, 16)]])
+@pytest.mark.parametrize("make", [muon, Turning])
+def test_small_halves_in_a_chain(make: Any, shapes: Any) -> None:
+    pair = Pair(make, shapes, HALF)
+    pair.run(4)
+    square = [b for b in pair.report.batches if b.matrices == "[16, 16] @ [16, 16]"]
+    assert square
+    assert {b.way for b in square} == {CHAINED}
+    for lr in (0.5, -1.0, 0.0):
+        for optimizer in (pair.plain, pair.compiled):
+            optimizer.param_groups[0]["lr"] = abs(lr) if make is muon else lr
+        pair.run(2)
+
+
+@pytest.mark.usefixtures("halves")
+def test_the_bits_of_each_order_are_probed(library: Chains) -> None:
+    """A library with another order is refused."""
+    given = trial((16, 16, 16), "r")
+    assert Probes().way(given, None, library) == CHAINED
+    # as if the right matrix were not transposed
+    other = given._replace(
+        layouts=(given.layouts[0], ((16, 16), (1, 16), 0)),
+        stacked=(given.stacked[0], ((2, 16, 16), (256, 16, 1), 0)),
+    )
+    assert Probes().way(other, None, library) == ""
