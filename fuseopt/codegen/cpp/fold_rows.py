@@ -31,10 +31,9 @@ def fold_rows(p: Folded) -> list[str]:
         f"{run_type(x.op, kind, int(x.attr or 0))} f{k};"
         for k, (x, kind) in enumerate(zip(instrs, p.kinds, strict=True))
     ]
-    columns = [
-        f"{columns_type(x.op, kind)} c{k}[BLOCK / COLUMNS];"
-        for k, (x, kind) in enumerate(zip(instrs, p.kinds, strict=True))
-    ]
+    kept = [columns_type(x.op, kind) for x, kind in zip(instrs, p.kinds, strict=True)]
+    bytes_of = " + ".join(f"sizeof({kind})" for kind in kept)
+    columns = [f"{kind} c{k}[WIDEST{n} / COLUMNS];" for k, kind in enumerate(kept)]
     # only code with tails needs its position in eager's loop
     whole, place, strip = "-1", "-1", "-1"
     if p.w.tails.kinds:
@@ -42,8 +41,10 @@ def fold_rows(p: Folded) -> list[str]:
         place = "g.leader < 0 ? -1 : walk.at(g.leader)"
         strip = "g.leader < 0 ? -1 : strip.base[g.leader]"
     lines = [
+        f"static const int64_t WIDEST{n} = widest({bytes_of});",
         f"static void fold{n}(const Table& t, int64_t lane, int64_t item) {{",
-        f"  const Rows g(t.geometry + t.strided[lane], {slots}, t.threads);",
+        "  const int64_t* geometry = t.geometry + t.strided[lane];",
+        f"  const Rows g(geometry, {slots}, t.threads, WIDEST{n});",
         *(f"  {x}" for x in p.pointers()),
         *p.each("  {kind} y{k}[GATHERED + COLUMNS] = {{0}}, r{k}[GATHERED];"),
         *(f"  {x}" for x in runs),

@@ -133,10 +133,11 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
                 f"      fold_lane<fold{v}>(tables[{v}], lane, {least});",
             ]
             continue
+        call = f"fold_part<fold{v}>" if full else f"fold_items<fold{v}, WIDEST{v}>"
         lines += [
             "    #pragma omp for schedule(dynamic, grain) nowait",
             f"    for (int64_t k = 0; k < shares(tables[{v}]); ++k)",
-            f"      fold_{'part' if full else 'items'}<fold{v}>(tables[{v}], k);",
+            f"      {call}(tables[{v}], k);",
         ]
     if plain:
         # a block: variants that are finished later have separate chunks

@@ -33,10 +33,11 @@ static inline void fold_shared(const Table& t, int64_t least, Turns& turns,
     first = until;
   }
 }
-template <void fold(const Table&, int64_t, int64_t)>
+template <void fold(const Table&, int64_t, int64_t), int64_t WIDEST>
 static inline void fold_items(const Table& t, int64_t k) {
   const int64_t lane = k / t.threads, share = k % t.threads;
-  const int64_t items = Rows(t.geometry + t.strided[lane], 0, t.threads).items();
+  const int64_t items =
+      Rows(t.geometry + t.strided[lane], 0, t.threads, WIDEST).items();
   for (int64_t i = share * items / t.threads; i < (share + 1) * items / t.threads; ++i)
     fold(t, lane, i);
 }

@@ -16,6 +16,14 @@ template <int SLOTS> struct Strip {
   }
 };
 
+// The most columns that are folded side by side: what is kept of them, `bytes` of
+// COLUMNS of them, fits in the first-level cache. Wide rows are read as fast as memory
+// is.
+static constexpr int64_t widest(int64_t bytes) {
+  const int64_t n = 16384 / bytes * COLUMNS;
+  return n < BLOCK ? BLOCK : n < GATHERED ? n : GATHERED;
+}
+
 // The geometry of a lane whose rows or columns are folded. What is folded to one row of
 // results is a batch; it has `each` elements in `parts` runs of `length` rows.
 struct Rows {
@@ -23,7 +31,7 @@ struct Rows {
   int64_t leader, group, batches, folded, columns, dims, last, parts, length, each;
   int64_t batch, width;
   const int64_t *sizes, *steps, *to;
-  Rows(const int64_t* g, int64_t slots, int64_t threads)
+  Rows(const int64_t* g, int64_t slots, int64_t threads, int64_t most)
       : is_columns(g[0]),
         dense(g[1]),
         leader(g[3]),
@@ -38,9 +46,11 @@ struct Rows {
     const int64_t outer = product(batches, dims - 2);
     parts = outer / g[4], length = last * g[4];
     each = outer * last * columns, batch = product(0, batches);
-    // columns side by side: wide enough for memory, and something for each thread
-    width = (columns + threads * COLUMNS - 1) / (threads * COLUMNS) * COLUMNS;
-    width = width < COLUMNS ? COLUMNS : shorter(width, BLOCK);
+    // columns side by side: tiles of like widths, and something for each thread
+    const int64_t share = (columns + threads - 1) / threads;
+    const int64_t tiles = share > most ? (share + most - 1) / most : 1;
+    width = (share + tiles * COLUMNS - 1) / (tiles * COLUMNS) * COLUMNS;
+    width = width < COLUMNS ? COLUMNS : shorter(width, most);
   }
   int64_t product(int64_t from, int64_t until) const {
     int64_t n = 1;
