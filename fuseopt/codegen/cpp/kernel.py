@@ -108,6 +108,8 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
     variants = kernel.every
     plain = [v for v in numbers if not variants[v].reduction]
     folding = [v for v in numbers if variants[v].reduction]
+    # elements of rows are often read again by the next kernel: they come last
+    folding.sort(key=lambda v: variants[v].reduction != "full")
     lines = []
     beginning = [v for v in numbers if has_lane_phase(variants[v])]
     for v in beginning:
