@@ -9,6 +9,8 @@ static const int64_t COLUMNS = 32;
 // Elements that are computed before they are folded. SOME fit in the first-level cache.
 // Threads that fold in turns compute MANY, so that there are few turns.
 static const int64_t SOME = 1152, MANY = 16384;
+// How far ahead of a chain of sums memory is read, in bytes.
+static const int64_t AHEAD = 2048;
 enum { NATIVE, FROM_BF16, FROM_F16 };
 
 static inline int64_t shorter(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -215,6 +217,7 @@ template <class T, int FROM> struct SquaresRun {
     Register sums, own;
     __builtin_memcpy(&sums, lanes, sizeof sums);
     for (const T* end = x + n; x < end; x += W) {
+      __builtin_prefetch((const char*)x + AHEAD);
       __builtin_memcpy(&own, x, sizeof own);
 #ifdef __aarch64__
       for (int k = 0; k < W; ++k) sums[k] = fused(own[k], own[k], sums[k]);
