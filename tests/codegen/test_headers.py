@@ -12,8 +12,8 @@ from fuseopt.runtime.cpp.toolchain import find_compiler
 
 #: In the order in which a kernel has them; each may use those before it.
 ORDER = [
-    *("prelude", "functions", "halves", "bits", "walk", "blocks", "folds", "pieces"),
-    *("rows", "folding", "modes", "driver"),
+    *("prelude", "functions", "halves", "bits", "quotients", "walk", "blocks", "folds"),
+    *("pieces", "rows", "folding", "modes", "driver"),
 ]
 #: Functions that a kernel does not call are no fault of a header.
 WARNINGS = [

@@ -10,6 +10,7 @@ library reads such memory itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...ir.graph import Variant
@@ -24,6 +25,8 @@ class Phases:
     `calls[k]`: library calls made before phase k. `direct`: slots that they read
     themselves, by (call, argument). `stores[k]`: (instruction, slot). Slots past the
     last are the arrays of the operands of the variant's reductions, in their order.
+    `divided[k]`: divisions that phase k makes by multiplying. It may run again, since
+    it stores to no memory that it reads.
     """
 
     count: int
@@ -34,14 +37,19 @@ class Phases:
     direct: dict[tuple[int, int], int]
     stores: tuple[tuple[tuple[int, int], ...], ...]
     spilled: frozenset[int]
+    divided: tuple[tuple[int, ...], ...]
 
 
 #: Dtypes with the same form in memory and in registers.
 _EXACT = frozenset({"f32", "f64"})
 
 
-def phases(variant: Variant, library: frozenset[str]) -> Phases:
-    """Return the phases of a variant's element code; one without library calls."""
+def phases(
+    variant: Variant, library: frozenset[str], divided: Collection[int] = ()
+) -> Phases:
+    """Return the phases of a variant's element code: one, without library calls and
+    without divisions that are `divided` by multiplying.
+    """
     instrs, elements = variant.instrs, set(variant.code)
     level: dict[int, int] = {}
     for i in variant.code:
@@ -70,12 +78,16 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
     phase = {
         i: level[i] if instrs[i].op in library else wanted[i] for i in variant.code
     }
+    count, opens = _split(variant, library, divided, phase, stores, count)
     loads = {
         int(instrs[i].attr or 0): phase[i]
         for i in variant.code
         if instrs[i].op == "load"
     }
-    store_phase = {s: max(phase.get(x, 0), loads.get(s, 0)) for x, s in stores}
+    store_phase = {}
+    for x, s in stores:
+        at = max(phase.get(x, 0), loads.get(s, 0))
+        store_phase[s] = at + (at in opens)
     code: list[list[int]] = [[] for _ in range(count)]
     reads: list[dict[int, None]] = [{} for _ in range(count)]
     reloaded: list[dict[int, int]] = [{} for _ in range(count)]
@@ -142,4 +154,41 @@ def phases(variant: Variant, library: frozenset[str]) -> Phases:
         direct,
         tuple(map(tuple, by_phase)),
         frozenset(spilled),
+        tuple([tuple(x for x in c if x in divided) for c in code]),
     )
+
+
+def _split(
+    v: Variant,
+    library: frozenset[str],
+    divided: Collection[int],
+    phase: dict[int, int],
+    stores: list[tuple[int, int]],
+    count: int,
+) -> tuple[int, frozenset[int]]:
+    """Split phases that make divisions by multiplying, and renumber `phase`.
+
+    The first half computes these and what they need; the second one all else, and
+    stores. A phase stays whole if it stores to no memory that it reads. Return the new
+    number of phases, and the first halves.
+    """
+    early: set[int] = set()
+    for i in reversed(v.code):
+        if i in divided:
+            early.add(i)
+        if i in early:
+            early.update(
+                a
+                for a in v.instrs[i].args
+                if phase.get(a) == phase[i] and v.instrs[a].op not in library
+            )
+    in_place = [s for _, s in stores if s < len(v.slots) and v.slots[s].read]
+    halved = {phase[i] for i in divided} if in_place else set()
+    start, total = [], 0
+    for k in range(count):
+        start.append(total)
+        total += 1 + (k in halved)
+    for i, k in phase.items():
+        late = k in halved and i not in early and v.instrs[i].op not in library
+        phase[i] = start[k] + late
+    return total, frozenset(start[k] for k in halved)

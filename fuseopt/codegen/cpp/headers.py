@@ -9,6 +9,7 @@ its text alone is complete, and identifies it in the cache.
     of them as one word of 32 bits. Words, floats and comparisons are then equally wide:
     a compiler vectorizes them without moving numbers within a vector;
 - bits: a float's bits as an integer, and back;
+- quotients: divisions as products, where those have the same bits;
 - walk: loops over tensors of different layouts, a block of elements at a time;
 - blocks: what the elements of a block have in common;
 - folds: sums in the order in which eager's CPU kernels add;

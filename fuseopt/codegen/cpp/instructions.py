@@ -12,6 +12,7 @@ from ..optable import CPP_TYPES as REGISTER
 from ..optable import LIBRARY
 from ..target import lane_values
 from .distribute import Phases, phases
+from .quotients import divisions
 from .remainder import Tails
 from .rounding import known
 
@@ -32,7 +33,12 @@ class Instructions:
     @functools.cached_property
     def phases(self) -> Phases:
         """Element code in phases, between which it calls a library."""
-        return phases(self.v, frozenset(op for op, _ in LIBRARY))
+        return phases(self.v, frozenset(op for op, _ in LIBRARY), self.divisions)
+
+    @functools.cached_property
+    def divisions(self) -> tuple[int, ...]:
+        """Divisions that loops make by multiplying."""
+        return divisions(self.v)
 
     def name(self, i: int) -> str:
         instr = self.v.instrs[i]

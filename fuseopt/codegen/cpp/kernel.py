@@ -170,6 +170,19 @@ def _run(kernel: Kernel, numbers: Sequence[int]) -> list[str]:
     return lines
 
 
+def _functions(number: int, variant: Variant) -> str:
+    """Return the functions of one variant."""
+    writer = Function(number, variant)
+    if variant.reduction:
+        element = reduce(number, variant, writer)
+    elif size_of(variant.instrs):
+        element = Blocks(number, variant).functions()
+    else:
+        element = writer.element()
+    lane = [*writer.lane(), ""] if has_lane_phase(variant) else []
+    return "\n".join([*lane, *element, ""])
+
+
 class CppTarget(Target):
     """C++ for the CPU, compiled by the system's compiler."""
 
@@ -177,7 +190,7 @@ class CppTarget(Target):
     suffix = ".cpp"
 
     @staticmethod
-    def _headers(kernel: Kernel) -> list[str]:
+    def _headers(kernel: Kernel, code: str) -> list[str]:
         """Return the headers that precede a kernel's own code."""
         ops = {i.op for v in kernel.every for i in v.instrs}
         needed = ["prelude"]
@@ -187,6 +200,8 @@ class CppTarget(Target):
             needed.append("halves")
         if "bitcast" in ops:
             needed.append("bits")
+        if "Divisor" in code:
+            needed.append("quotients")
         if any(has_elements(v) or v.reduction for v in kernel.every):
             needed.append("walk")
         if any(size_of(v.instrs) for v in kernel.every):
@@ -196,23 +211,16 @@ class CppTarget(Target):
         return needed
 
     def render(self, kernel: Kernel) -> Source:
-        parts = [header(name) for name in self._headers(kernel)]
+        functions = [_functions(number, v) for number, v in enumerate(kernel.every)]
+        needed = self._headers(kernel, "\n".join(functions))
+        parts = [header(name) for name in needed]
         if any(_converts_back(v) for v in kernel.every):
             parts.insert(0, KEEP_CONVERSIONS)
         tables = tables_of(kernel)
         if tables:
             parts.insert(0, GATHER)
         parts += ["\n".join([*table(k), ""]) for k in tables]
-        for number, variant in enumerate(kernel.every):
-            writer = Function(number, variant)
-            if variant.reduction:
-                element = reduce(number, variant, writer)
-            elif size_of(variant.instrs):
-                element = Blocks(number, variant).functions()
-            else:
-                element = writer.element()
-            lane = [*writer.lane(), ""] if has_lane_phase(variant) else []
-            parts.append("\n".join([*lane, *element, ""]))
+        parts += functions
         parts += [header("modes"), header("driver")]
         parts.append("\n".join([*_main(kernel), ""]))
         text = "\n".join(parts)

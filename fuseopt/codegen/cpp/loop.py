@@ -20,8 +20,10 @@ def place(slot: int) -> str:
 class _Loop:
     """Reads and writes of one phase, by slot, and the lines between."""
 
-    def __init__(self, w: Instructions, k: int) -> None:
+    def __init__(self, w: Instructions, k: int, multiplies: bool = False) -> None:
         self.w, self.k = w, k
+        #: divisions that are made by multiplying
+        self.products = w.phases.divided[k] if multiplies else ()
         v, plan = w.v, w.phases
         self.plan = plan
         #: instruction -> slot
@@ -56,6 +58,8 @@ class _Loop:
             kind = REGISTER[instrs[x].dtype]
             if x in self.arrays:
                 lines.append(f"const {kind} x{x} = s{x}[j];")
+            elif x in self.products:
+                lines += self.product(x)
             elif x not in self.loads:
                 lines.append(w.compute(x, True))
             elif not (paired and self.dtype(self.loads[x]) in NARROW):
@@ -71,6 +75,16 @@ class _Loop:
             else:
                 lines.append(w.store(s, place(s), x))
         return lines
+
+    def product(self, x: int) -> list[str]:
+        """Return a division that is made by multiplying, and the test of its range."""
+        over = self.w.name(self.w.v.instrs[x].args[0])
+        return [
+            f"const float x{x} = by{x}.divide({over});",
+            f"const uint32_t u{x} = size_bits({over}), v{x} = 0u - u{x};",
+            f"top{x} = u{x} > top{x} ? u{x} : top{x};",
+            f"low{x} = v{x} > low{x} ? v{x} : low{x};",
+        ]
 
     def single(self) -> list[str]:
         return [
@@ -116,8 +130,37 @@ class _Loop:
             "}",
         ]
 
+    def lines(self) -> list[str]:
+        return self.pairs() if self.is_pairs() else self.single()
+
 
 def loop(w: Instructions, k: int) -> list[str]:
-    """Return the loop of phase k over a block of n neighbours from i."""
-    written = _Loop(w, k)
-    return written.pairs() if written.is_pairs() else written.single()
+    """Return the loop of phase k over a block of n neighbours from i.
+
+    If it makes divisions by multiplying, it runs again for numbers near the ends of the
+    range, and divides.
+    """
+    divided = w.phases.divided[k]
+    if not divided:
+        return _Loop(w, k).lines()
+    return [
+        f"bool done{k} = {' && '.join(f'by{x}.fits' for x in divided)};",
+        f"if (done{k}) {{",
+        *(f"  uint32_t top{x} = 0, low{x} = 0;" for x in divided),
+        *(f"  {x}" for x in _Loop(w, k, True).lines()),
+        f"  done{k} = {' && '.join(f'by{x}.has(top{x}, low{x})' for x in divided)};",
+        "}",
+        f"if (!done{k}) {{",
+        *(f"  {x}" for x in _Loop(w, k).lines()),
+        "}",
+    ]
+
+
+def divisors(w: Instructions) -> list[str]:
+    """Return lines before all loops: the numbers by which they divide."""
+    if not w.divisions:
+        return []
+    lines = ["const bool plain = MULTIPLIES && rounds_to_nearest();"]
+    for x in w.divisions:
+        lines.append(f"const Divisor by{x}({w.name(w.v.instrs[x].args[1])}, plain);")
+    return lines

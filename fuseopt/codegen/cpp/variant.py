@@ -17,7 +17,7 @@ from ..optable import CPP_TYPES as REGISTER
 from ..optable import LIBRARY
 from ..target import lane_values
 from .instructions import Instructions
-from .loop import loop
+from .loop import divisors, loop
 from .walk import WalkedSlot, gathers, rooms, scatters
 
 
@@ -238,9 +238,10 @@ class Function(Instructions):
         `p` of a slot points to the first of them, and `y` to the folded values.
         """
         plan = self.phases
-        if plan.count == 1:
+        if plan.count == 1 and not self.divisions:
             return ["const int64_t i = 0, n = count;", *loop(self, 0)]
         lines = [
+            *divisors(self),
             "for (int64_t i = 0; i < count; i += BLOCK) {",
             "  const int64_t n = count - i < BLOCK ? count - i : BLOCK;",
         ]
