@@ -1,4 +1,4 @@
-"""Columns are folded in tiles, whose sums stay in the first-level cache."""
+"""Folds and the cache: tiles of columns, memory that is read ahead, their order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from array import array
 from pathlib import Path
 
 import pytest
+import torch
 
+import fuseopt
 from fuseopt.codegen.cpp.headers import header
 from fuseopt.runtime.cpp.toolchain import COMMON_FLAGS, find_compiler
 
@@ -75,3 +77,32 @@ def test_larger_sums_have_narrower_tiles(library: ctypes.CDLL) -> None:
     most = library.of_sums()
     assert 128 <= most < 576
     assert most * library.bytes_of_sums() <= 32 * 16384
+
+
+# ---------------------------------------------------------------- reading memory
+
+
+def test_a_chain_of_squares_reads_ahead(tmp_path: Path) -> None:
+    text = """
+    void norm(SquaresRun<float, NATIVE>& run, const float* x, int64_t n) {
+      run.load(x, n);
+    }
+    """
+    names = ("prelude", "walk", "folds")
+    (tmp_path / "norm.cpp").write_text("\n".join([*map(header, names), text]))
+    command = [find_compiler().path, *COMMON_FLAGS, "-S", "norm.cpp", "-o", "norm.s"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    code = (tmp_path / "norm.s").read_text()
+    assert code.count("prefetch") + code.count("prfm") >= 1
+
+
+def test_whole_lanes_are_folded_before_rows() -> None:
+    """Else a norm of the weights takes the cache from gradients that columns read."""
+    (p,) = params = [torch.nn.Parameter(torch.ones(24, 40))]
+    p.grad = torch.ones_like(p)
+    step = fuseopt.compile(torch.optim.Adafactor(params)).step
+    for _ in range(2):
+        step()
+    text = fuseopt.reports()[-1].kernels[0].source
+    main = text.index('extern "C" void fuseopt_step')
+    assert text.index("fold_lane<", main) < text.index("fold_items<", main)
