@@ -13,7 +13,7 @@ from ..compat import product_functions
 from ..config import Config
 from ..ir.graph import Batch, Symbol
 from ..ir.products import CHAINED, DENSE, SCALED, Options, Product, Trial
-from ..runtime.chains import Chains, may_chain
+from ..runtime.chains import Chains, may_chain, orders
 from ..runtime.matrix_calls import BY_MATRIX, scaled_sum
 from ..runtime.probes import Probes
 from ..scheduler.batches import ONLY
@@ -60,8 +60,11 @@ class Products:
         if not trial.results:
             return Verdict(DENSE)
         if chain and self.library is not None and may_chain(trial):
-            if self.fast or self.probes.way(trial, self.cache_dir, self.library):
-                return Verdict(CHAINED)
+            if self.fast:
+                return Verdict(CHAINED, order=orders(trial)[0])
+            order = self.probes.order(trial, self.cache_dir, self.library)
+            if order:
+                return Verdict(CHAINED, order=order)
         if trial.rows < 2:
             return Verdict("", ONLY)
         if self.fast:
@@ -129,8 +132,10 @@ def allowed(
     def has(batch: Batch) -> bool | None:
         if not batch.results:
             return True
-        library = chains if batch.way == CHAINED else None
-        way = probes.way(batch.trial, config.cache_dir, library)
+        if batch.way == CHAINED and chains is not None:
+            order = probes.order(batch.trial, config.cache_dir, chains)
+            return None if order is None else order == batch.order
+        way = probes.way(batch.trial, config.cache_dir)
         return None if way is None else way == batch.way
 
     return has

@@ -112,6 +112,7 @@ class Batch:
     """Independent calls on matrices as one batched call, with a row for each.
 
     `operands` and `results` give the places of rows. `way`: DENSE, PADDED or CHAINED.
+    `order`: that of a chain's sums, see runtime/chains.py.
     """
 
     externs: tuple[Extern, ...]
@@ -121,6 +122,7 @@ class Batch:
     scales: tuple[float | Symbol, ...]
     trial: Trial
     way: str
+    order: str = ""
 
     @property
     def name(self) -> str:

@@ -172,7 +172,8 @@ class PreparedBatch:
         if batch.way == CHAINED:
             assert self.chains is not None, "a chain needs its library"
             return functools.partial(
-                batched_in_chain, self.chains, operands, outs[0], scales, batch.op
+                batched_in_chain,
+                *(self.chains, operands, outs[0], scales, batch.op, batch.order),
             )
         if batch.op in TIMES:
             arguments = (batch.op, operands, outs[0], scales)

@@ -107,7 +107,8 @@ class Chain:
             places = [self._place(memory, base, x) for x in batch.operands]
             out = self._place(memory, base, result)
             (m, n), k = result.shape[1:], batch.operands[-1].shape[1]
-            steps.append(step_of((m, n, k), places, out, numbers, batch.op, size))
+            product = (m, n, k), places, out, numbers, batch.op, size, batch.order
+            steps.append(step_of(*product))
         first = self.batches[0]
         rows, local, pool = len(first.batch.externs), self.local.size, memory.words
         return chain_call(self.chains, rows, size, steps, local, pool)

@@ -35,8 +35,12 @@ HALF, MOST_HALF = "bf16", 16**3
 ADDED = "addmm"
 #: Rows of a trial.
 ROWS = 2
-#: Terms that BLAS adds up before it begins another sum.
-BLOCK = 256
+#: Most terms of one sum in MKL, by processor.
+MOST_TERMS = (256, 192, 384, 320, 512, 128)
+#: Ends the name of an order in which BLAS multiplies the right matrix of `addmm`.
+TIMES_RIGHT = " right"
+#: The names of all orders.
+ORDER = rf"[1-9][0-9]{{0,8}}({TIMES_RIGHT})?"
 #: Bytes of two vectors, which a row of a panel has.
 _PANEL = 2 * 64
 #: What the rooms of threads begin at, and how far they are apart.
@@ -44,8 +48,8 @@ _ALIGNED, _APART = 64, 4096
 #: In place of the bytes from row to row: what lies in the room of a thread, and rows
 #: whose addresses are in the pool.
 _IN_ROOM, _IN_POOL = -1, -2
-#: Parts of a kind of bfloat16.
-_TREE, _COUNT = 2, 4
+#: A kind of float, and parts of a kind of bfloat16.
+_RIGHT, _TREE, _COUNT = 2, 2, 4
 
 
 class ProductChain(ctypes.Structure):
@@ -96,7 +100,7 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One product of a chain, of m x k and k x n. `kind`: see cpp/chains.h."""
+    """One product of a chain, of m x k and k x n. `kind`, `terms`: see cpp/chains.h."""
 
     size: tuple[int, int, int]
     out: Place
@@ -105,7 +109,8 @@ class Step(NamedTuple):
     right: Place
     beta: float
     alpha: float
-    kind: int = 0
+    kind: int
+    terms: int
 
 
 def may_chain(trial: Trial) -> bool:
@@ -118,6 +123,21 @@ def may_chain(trial: Trial) -> bool:
         and trial.device == CPU
         and 1 in result.stride[-2:]
     )
+
+
+def orders(trial: Trial) -> list[str]:
+    """Return the orders in which BLAS may add up a product, by name.
+
+    A name begins with the terms of one sum, before the next one begins. MKL has a
+    fixed number. Its kernels for AMD halve what has fewer than two sums.
+    """
+    k = trial.layouts[-1][0][-2]
+    found: list[int] = []
+    for most in MOST_TERMS:
+        found += [min(k, most), k // 2 if most < k < 2 * most else min(k, most)]
+        found.append(-(-k // -(-k // most)))  # equal sums
+    ends = ("", TIMES_RIGHT) if trial.op == ADDED and trial.dtype != HALF else ("",)
+    return [f"{n}{end}" for n in dict.fromkeys(found) for end in ends]
 
 
 def _is_small_half(trial: Trial) -> bool:
@@ -151,15 +171,23 @@ def step_of(
     scales: Sequence[float],
     op: str = SCALED,
     itemsize: int = 4,
+    order: str = "",
 ) -> Step:
-    """Return a product of these operands, in the order of the call's arguments."""
+    """Return a product of these operands, in the order of the call's arguments.
+
+    `order`: one of `orders`; "" for one sum of all terms.
+    """
     *add, left, right = operands
     beta, alpha = scales or (0.0, 1.0)
     first = add[0] if add else None
+    terms, right_first, _ = order.partition(TIMES_RIGHT)
     kind = int(op == ADDED)
     if itemsize == 2:
         kind += _sums(left, right)
-    return Step(size, out, first, left, right, beta, alpha, kind)
+    elif right_first:
+        kind = _RIGHT
+    each = min(int(terms or size[2]), size[2])
+    return Step(size, out, first, left, right, beta, alpha, kind, each)
 
 
 def _sums(left: Place, right: Place) -> int:
@@ -190,7 +218,7 @@ def chain_call(
     words, scales, positions = array("q"), array("d"), array("q")
     copied = 0
     for x in steps:
-        words.extend((*x.size, x.kind))
+        words.extend((*x.size, x.kind, x.terms))
         for place in (x.out, x.add, x.left, x.right):
             if place is not None and place.positions:
                 first = len(positions)
@@ -199,12 +227,12 @@ def chain_call(
             words.extend((0, 0, 0, 0) if place is None else _words(place))
         scales.extend((x.beta, x.alpha))
         m, n, k = x.size
-        panels = (BLOCK + 2 * max(m, n)) * _PANEL
-        copied = max(copied, panels + (m * k + 16) * max(itemsize, 4))
+        panels = (x.terms + 2 * max(m, n)) * _PANEL
+        copied = max(copied, panels + (max(m, n) * k + 16) * max(itemsize, 4))
         if itemsize == 2:
             width = -(-n // 16) * 16
             copied = max(copied, 4 * (m * k + 16 + (m + k) * width))
-    struct = ProductChain(rows, len(steps), itemsize, BLOCK)
+    struct = ProductChain(rows, len(steps), itemsize)
     struct.local = local
     struct.room = -(-(local + copied) // _APART) * _APART
     memory = _Rooms()
@@ -249,10 +277,11 @@ def batched_in_chain(
     out: torch.Tensor,
     scales: Sequence[float],
     op: str = SCALED,
+    order: str = "",
 ) -> None:
-    """Make one product of each row, as a chain of one."""
+    """Make one product of each row, as a chain of one; `order`: see `step_of`."""
     size = (out.shape[1], out.shape[2], operands[-1].shape[1])
     places = [*map(place_of, operands)]
-    step = step_of(size, places, place_of(out), scales, op, out.itemsize)
+    step = step_of(size, places, place_of(out), scales, op, out.itemsize, order)
     call = chain_call(chains, len(out), out.itemsize, [step], 0)
     call(torch.get_num_threads())()

@@ -16,17 +16,18 @@ import importlib.metadata
 import math
 import os
 import random
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.products import CHAINED, DENSE, MERGED, PADDED, TIMES, Trial
+from ..ir.products import DENSE, MERGED, PADDED, TIMES, Trial
 from ..locks import new_lock
-from .chains import Chains, batched_in_chain, of_two_rows
+from .chains import ORDER, Chains, batched_in_chain, of_two_rows, orders
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
 from .folders import Folder, chosen
@@ -44,7 +45,7 @@ CANCELLING = 4
 #: roundings that rarely differ need many numbers.
 COMPARED = 4096
 #: Part of the name of an answer; it changes where a probe compares more.
-KIND = "3"
+KIND = "4"
 #: Number of NaN behind the operands of a batched call.
 BEHIND = 64
 #: Prefixes of environment variables that the libraries of products read.
@@ -154,15 +155,24 @@ class Probes:
         self._known: dict[tuple[Any, ...], str] = {}
         self.tried = 0
 
-    def way(
-        self, trial: Trial, cache_dir: str | None, chains: Chains | None = None
-    ) -> str | None:
-        """Return DENSE, PADDED, or "" where neither call has the bits of single calls;
-        with `chains` CHAINED, or "". Return None where a device captures a graph, is
-        missing or has no memory left; a later call may find an answer.
+    def way(self, trial: Trial, cache_dir: str | None) -> str | None:
+        """Return DENSE, PADDED, or "" where neither call has the bits of single calls.
+
+        Return None where a device captures a graph, is missing or has no memory left; a
+        later call may find an answer.
         """
-        if chains is not None:
-            trial = of_two_rows(trial)
+        return self._answer(trial, cache_dir, None)
+
+    def order(self, trial: Trial, cache_dir: str | None, chains: Chains) -> str | None:
+        """Return the order of sums that gives a chain the bits of single calls.
+
+        Return "" if none of the known orders does, and None without memory.
+        """
+        return self._answer(of_two_rows(trial), cache_dir, chains)
+
+    def _answer(
+        self, trial: Trial, cache_dir: str | None, chains: Chains | None
+    ) -> str | None:
         now = circumstances()
         key = (trial, now, cache_dir, chains and chains.key)
         with self._lock:
@@ -233,9 +243,9 @@ def _kept(cache_dir: str | None, name: str) -> str | None:
             said = place.read(f"{name}{ENDING}").decode()
     except (OSError, UnicodeDecodeError):
         return None
-    answer, _, again = said.partition(" ")
-    known = answer in ("", DENSE, PADDED, CHAINED) and again == name
-    return answer if known else None
+    answer, _, again = said.rpartition(" ")
+    known = answer in ("", DENSE, PADDED) or re.fullmatch(ORDER, answer)
+    return answer if known and again == name else None
 
 
 def _keep(cache_dir: str | None, name: str, answer: str) -> None:
@@ -260,13 +270,18 @@ def _tried(trial: Trial, chains: Chains | None) -> str:
     remote = is_remote(torch.device(trial.device))
     if trial.op not in TIMES:
         return DENSE if rows_agree(trial) else ""
-    batches = trial.op in MERGED
-    ways = [DENSE] if batches or remote else [DENSE, PADDED]
+    ways: list[str] = [DENSE] if trial.op in MERGED or remote else [DENSE, PADDED]
+    calls: dict[str, Callable[..., None]] = dict.fromkeys(
+        ways, functools.partial(batched, trial.op)
+    )
+    if chains is not None:
+        call = functools.partial(batched_in_chain, chains, op=trial.op)
+        calls = {x: functools.partial(call, order=x) for x in orders(trial)}
     with torch.no_grad():
-        for way in ways if chains is None else [CHAINED]:
-            made = functools.partial(_agree, trial, way, chains)
+        for answer, call in calls.items():
+            made = functools.partial(_agree, trial, answer, call)
             if all(made(fill, scales) for fill, scales in _rounds(trial)):
-                return way
+                return answer
     return ""
 
 
@@ -361,11 +376,14 @@ def _special(numbers: Numbers) -> Fill:
 def _agree(
     trial: Trial,
     way: str,
-    chains: Chains | None,
+    batched_call: Callable[..., None],
     fill: Fill,
     scales: tuple[float, ...],
 ) -> bool:
-    """Have all rows of one batched call the bits of their single calls?"""
+    """Have all rows of one batched call the bits of their single calls?
+
+    `batched_call`: operands, result, scales.
+    """
     dtype, n = NAMED_DTYPES[trial.dtype], trial.rows
     singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
     stacked: list[torch.Tensor] = []
@@ -381,10 +399,7 @@ def _agree(
             singles[row].append(single)
         stacked.append(whole)
     out = _out(trial, way, dtype)
-    if way == CHAINED and chains is not None:
-        batched_in_chain(chains, stacked, out, scales, trial.op)
-    else:
-        batched(trial.op, stacked, out, scales)
+    batched_call(stacked, out, scales)
     rows = rows_of(out, n, len(trial.results[0].shape))
     call = product_call(trial.op)
     keywords = dict(zip(("beta", "alpha"), scales, strict=False))

@@ -321,6 +321,7 @@ class _Batcher:
         return Batch(
             *(externs, p.op, tuple(operands), tuple(places), p.scales, trial),
             verdict.way,
+            verdict.order,
         )
 
     def _register(self, storages: tuple[int, ...], stack: Stack) -> None:

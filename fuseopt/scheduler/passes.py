@@ -14,11 +14,12 @@ from .dependencies import CPU
 class Verdict(NamedTuple):
     """The way in which a batched call has the bits of single calls, see Batch.way.
 
-    `way` is "" if it has not, and `why` the reason.
+    `way` is "" if it has not, and `why` the reason. `order`: see Batch.
     """
 
     way: str
     why: str = ""
+    order: str = ""
 
 
 class Batching(Protocol):

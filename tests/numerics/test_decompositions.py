@@ -237,7 +237,7 @@ def test_without_a_helper_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fast_needs_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     pair = Pair(OPS["eigh"][0], [(12, 20)] * 3, numerics="fast")
     for _ in range(3):
         pair.gradients()
@@ -248,7 +248,7 @@ def test_fast_needs_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_bits_are_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     pair = Pair(OPS["cholesky"][0], [(12, 20)] * 3)
     pair.run(3)
     assert pair.report.batches == []

@@ -236,7 +236,7 @@ def test_large_groups_are_several_calls() -> None:
 def test_where_bits_would_differ_there_are_single_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     pair = Pair(muon, WHOLE)
     pair.run(3)
     assert pair.report.batches == []
@@ -258,7 +258,7 @@ def test_other_circumstances_are_asked_about(monkeypatch: pytest.MonkeyPatch) ->
         torch.set_num_threads(before)
     now = batches.circumstances()._replace(threads=77)
     monkeypatch.setattr(batches, "circumstances", lambda: now)
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     pair.run(2)
     assert pair.calls() == 6 * 15
     pair.check()

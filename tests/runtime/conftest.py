@@ -22,8 +22,14 @@ def library() -> Chains:
 @pytest.fixture
 def bits(library: Chains) -> None:
     """Chains have the bits of this machine's library, so that steps have them."""
-    x = torch.randn(8, 32, 48)
-    out = torch.empty(8, 32, 32)
-    batched_in_chain(library, [x, x.mT], out, ())
-    if not all(same_bits(a @ a.mT, b) for a, b in zip(x, out, strict=True)):
-        pytest.skip("products of this machine have another order")
+    check_bits(library, torch.float32)
+
+
+def check_bits(library: Chains, dtype: torch.dtype) -> None:
+    """Skip where single products of this dtype add up in another order."""
+    for n in (32, 40):
+        x = torch.randn(8, n, 48, dtype=dtype)
+        out = torch.empty(8, n, n, dtype=dtype)
+        batched_in_chain(library, [x, x.mT], out, ())
+        if not all(same_bits(a @ a.mT, b) for a, b in zip(x, out, strict=True)):
+            pytest.skip("products of this machine have another order")

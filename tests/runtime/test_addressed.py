@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 from fuseopt.ir.products import CHAINED
 from fuseopt.runtime import constants, executor
 from fuseopt.runtime.binding import Binding
-from fuseopt.runtime.chains import Chains, batched_in_chain
+from fuseopt.runtime.chains import TIMES_RIGHT, Chains, batched_in_chain
 from fuseopt.runtime.matrix_rows import same_bits
 from tests.numerics.test_products import LED, WHOLE, Pair
 from tests.papers.matrices import Matrices, Shampoo, Soap
+from tests.runtime.conftest import check_bits
 
 ALONE = [(32, 48)]
 SHAPES = pytest.mark.parametrize(
@@ -101,7 +103,8 @@ class Added(Matrices):
 @pytest.mark.usefixtures("bits")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @SHAPES
-def test_sums_of_products_in_place(shapes: Any, dtype: Any) -> None:
+def test_sums_of_products_in_place(shapes: Any, dtype: Any, library: Chains) -> None:
+    check_bits(library, dtype)
     pair = Pair(Added, shapes, dtype)
     for decay in (0.7, 0.3, 1.0, 0.0):
         for optimizer in (pair.plain, pair.compiled):
@@ -116,11 +119,12 @@ def test_sums_of_products_in_place(shapes: Any, dtype: Any) -> None:
 def test_the_sums_of_blas(library: Chains, dtype: Any, size: Any) -> None:
     """The first block of terms is added by one rounding, later ones by another."""
     torch.manual_seed(0)
+    scaled = functools.partial(batched_in_chain, library, op="addmm", order="256")
     m, n, k = size
     left, right = (torch.randn(3, *s, dtype=dtype) for s in ((m, k), (k, n)))
     add, out = (torch.randn(3, m, n, dtype=dtype) for _ in range(2))
     for beta, alpha in ((0.7, -1.3), (1.0, 1.0), (1.0, 0.3), (0.0, 0.5)):
-        batched_in_chain(library, [add, left, right], out, (beta, alpha), "addmm")
+        scaled([add, left, right], out, (beta, alpha))
         total = None
         for a, b in zip(left.split(256, -1), right.split(256, -2), strict=True):
             s = torch.empty_like(out)
@@ -143,8 +147,34 @@ def test_the_sums_of_blas(library: Chains, dtype: Any, size: Any) -> None:
         if beta == 0.0:
             add.fill_(float("nan"))
             other = torch.empty_like(out)
-            batched_in_chain(library, [add, left, right], other, (0.0, alpha), "addmm")
+            scaled([add, left, right], other, (0.0, alpha))
             assert all(same_bits(x, y) for x, y in zip(out, other, strict=True))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [(24, 40, 16), (33, 65, 77), (20, 40, 512)])
+def test_sums_of_a_scaled_right_matrix(
+    library: Chains, size: Any, turned: bool
+) -> None:
+    """MKL's kernels for AMD scale the right matrix, and what is added first."""
+    torch.manual_seed(0)
+    m, n, k = size
+    left, right, add = (torch.randn(3, *s) for s in ((m, k), (k, n), (m, n)))
+    out = torch.empty(3, n, m).mT if turned else torch.empty(3, m, n)
+    for beta, alpha in ((0.7, -1.3), (1.0, 1.0), (1.0, 0.3), (0.0, 0.5)):
+        operands, order = [add, left, right], f"192{TIMES_RIGHT}"
+        batched_in_chain(library, operands, out, (beta, alpha), "addmm", order)
+        total = add * beta if beta else torch.zeros_like(add)
+        parts = left.split(192, -1), (right * alpha).split(192, -2)
+        for a, b in zip(*parts, strict=True):
+            s = torch.empty(3, m, n)
+            batched_in_chain(library, [a, b], s, ())
+            total = total + s
+        assert same_bits(out, total)
+        if beta == 0.0:
+            add.fill_(float("nan"))
+            batched_in_chain(library, operands, out, (beta, alpha), "addmm", order)
+            assert same_bits(out, total)
 
 
 class Constants(Matrices):

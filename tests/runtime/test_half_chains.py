@@ -35,7 +35,7 @@ def trial(size: tuple[int, int, int], turned: str, op: str = "mm") -> Trial:
 def halves(library: Chains) -> None:
     """The loops of this torch have the sums of chains."""
     for op, turned in (("mm", ""), ("mm", "r"), ("addmm", "")):
-        if not Probes().way(trial((16, 16, 16), turned, op), None, library):
+        if not Probes().order(trial((16, 16, 16), turned, op), None, library):
             pytest.skip("products of bfloat16 have another order here")
 
 
@@ -130,10 +130,10 @@ def test_small_halves_in_a_chain(make: Any, shapes: Any) -> None:
 def test_the_bits_of_each_order_are_probed(library: Chains) -> None:
     """A library with another order is refused."""
     given = trial((16, 16, 16), "r")
-    assert Probes().way(given, None, library) == CHAINED
+    assert Probes().order(given, None, library) == "16"
     # as if the right matrix were not transposed
     other = given._replace(
         layouts=(given.layouts[0], ((16, 16), (1, 16), 0)),
         stacked=(given.stacked[0], ((2, 16, 16), (256, 16, 1), 0)),
     )
-    assert Probes().way(other, None, library) == ""
+    assert Probes().order(other, None, library) == ""

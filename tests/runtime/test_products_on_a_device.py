@@ -90,7 +90,7 @@ def test_one_graph_of_a_call_for_each_product_of_a_shape(
 def test_what_has_other_bits_in_a_batch_is_a_branch_of_one_graph(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     series: list[int] = []
     beside = Site.beside
 
@@ -127,9 +127,9 @@ def test_batches_and_single_calls_in_one_graph(
     """What is batched is one branch, each other matrix another one."""
     way = Probes.way
 
-    def not_wide(self: Any, trial: Any, folder: Any, library: Any = None) -> Any:
+    def not_wide(self: Any, trial: Any, folder: Any) -> Any:
         narrow = 32 not in trial.layouts[-1][0]
-        return way(self, trial, folder, library) if narrow else ""
+        return way(self, trial, folder) if narrow else ""
 
     monkeypatch.setattr(Probes, "way", not_wide)
     twins = twins_of(MIXED)
@@ -197,7 +197,7 @@ def test_fast_numerics_batch_without_a_probe(
     sim: ModuleType, monkeypatch: pytest.MonkeyPatch, shapes: Any, calls: int
 ) -> None:
     """Wide matrices are iterated on their Gram matrices, in the same graph."""
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
     twins = twins_of(shapes, numerics="fast")
     twins.step()
     twins.step()

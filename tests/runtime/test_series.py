@@ -24,7 +24,7 @@ MUON, SOAP = 15, 10
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch has the bits of single calls."""
-    monkeypatch.setattr(Probes, "way", lambda *_: "")
+    monkeypatch.setattr(Probes, "_answer", lambda *_: "")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // Chains of products of small matrices on the CPU. All products of a row are made in
 // turn, so that the cache has what one product makes when the next one reads it.
 //
-// A sum has the order that BLAS has for float numbers: blocks of `block` terms, each in
+// A sum has the order that BLAS has for float numbers: blocks of TERMS terms, each in
 // the order of k. A block is added up from zero by fused multiplications and additions.
 // The blocks are then added. A probe compares the bits with those of BLAS.
 #include <stdint.h>
@@ -30,24 +30,26 @@ enum {
   IN_POOL = -2,
   PLACE = 4,
   KIND = 3,
-  OUT = 4,
-  ADD = 8,
-  LEFT = 12,
-  RIGHT = 16,
-  CHAIN_WORDS = 20
+  TERMS = 4,
+  OUT = 5,
+  ADD = 9,
+  LEFT = 13,
+  RIGHT = 17,
+  CHAIN_WORDS = 21
 };
 
-// Products. `words` of each: m, n, k, its kind, then the places of out, add (0 without
-// one), left and right. `scales` of each: beta, alpha.
+// Products. `words` of each: m, n, k, its kind, TERMS, then the places of out, add (0
+// without one), left and right. `scales` of each: beta, alpha.
 // Of kind SCALED out = beta * add + (alpha * left) @ right, with a rounding for each.
 // Of kind ADDED, which is BLAS's, fma(beta, add, alpha * sum) of the first block of
-// terms; of each later one alpha * sum is added.
+// terms; of each later one alpha * sum is added. Of kind TIMES_RIGHT, which is BLAS's on
+// other processors, beta * add, to which the sums of left @ (alpha * right) are added.
 // A kind of bfloat16 also has the number of its sums, times COUNT, and TREE: see
 // half_chains.h.
-enum { SCALED = 0, ADDED = 1, TREE = 2, COUNT = 4, MOST_SUMS = 8 };
+enum { SCALED = 0, ADDED = 1, TIMES_RIGHT = 2, TREE = 2, COUNT = 4, MOST_SUMS = 8 };
 
 struct ProductChain {
-  int64_t rows, count, bytes, block, threads;
+  int64_t rows, count, bytes, threads;
   int64_t local;         // bytes for what the chain alone reads, of each thread
   int64_t room;          // bytes of each thread in all; the rest is for copied operands
   char* memory;          // the room of all threads
@@ -258,7 +260,7 @@ template <class T> struct Products {
 
   // One product of one row; `out` has adjacent columns.
   static void one(int64_t m, int64_t n, int64_t k, Matrix<T> out, Matrix<T> add,
-                  Matrix<T> left, Matrix<T> right, bool fused, T beta, T alpha,
+                  Matrix<T> left, Matrix<T> right, int64_t kind, T beta, T alpha,
                   int64_t block, T* room) {
     // sums of x * y and y * x are the same: half of a symmetric product is copied
     bool same = !add.at && left.at == right.at && m == n && left.m == right.n &&
@@ -267,8 +269,8 @@ template <class T> struct Products {
       int64_t part = k - from < block ? k - from : block;
       const T* a = left.at + from * left.n;
       Matrix<T> b = {right.at + from * right.m, right.m, right.n};
-      bool adds = fused ? from == 0 : from + part == k;
-      End end = {from > 0, fused, adds ? add.at : 0, add.m, add.n, beta, alpha};
+      bool adds = kind == SCALED ? from + part == k : from == 0;
+      End end = {from > 0, kind == ADDED, adds ? add.at : 0, add.m, add.n, beta, alpha};
       for (int64_t j = 0; j < n;) {
         bool two = n - j > L && (n >= 2 * L || k > block);
         int64_t width = two ? 2 * L : L;
@@ -314,18 +316,19 @@ template <class T> struct Products {
       Matrix<T> left = place_in<T>(c, w + LEFT, row, memory);
       Matrix<T> right = place_in<T>(c, w + RIGHT, row, memory);
       T beta = c->scales[2 * i], alpha = c->scales[2 * i + 1];
-      bool fused = w[KIND] == ADDED;
-      if (fused && beta == T(0)) add.at = 0;
+      int64_t kind = w[KIND];
+      if (kind != SCALED && beta == T(0)) add.at = 0;
       T* rest = room;
-      if (!fused && alpha != T(1)) {
-        left = times(left, m, k, alpha, room);
-        rest += (m * k + 15) / 16 * 16;
+      if (kind != ADDED && alpha != T(1)) {
+        if (kind == SCALED) left = times(left, m, k, alpha, room);
+        else right = times(right, k, n, alpha, room);
+        rest += ((kind == SCALED ? m : n) * k + 15) / 16 * 16;
       }
       if (out.n == 1 || n == 1)
-        one(m, n, k, out, add, left, right, fused, beta, alpha, c->block, rest);
+        one(m, n, k, out, add, left, right, kind, beta, alpha, w[TERMS], rest);
       else  // the transposed product has adjacent columns
-        one(n, m, k, turned(out), turned(add), turned(right), turned(left), fused, beta,
-            alpha, c->block, rest);
+        one(n, m, k, turned(out), turned(add), turned(right), turned(left), kind, beta,
+            alpha, w[TERMS], rest);
     }
   }
 };
