@@ -59,7 +59,7 @@ class Products:
         """Return how a batched call gives the bits of single calls, or why not."""
         if not trial.results:
             return Verdict(DENSE)
-        if chain and self.library is not None and may_chain(trial):
+        if chain and self.library is not None and may_chain(trial, self.library):
             if self.fast:
                 return Verdict(CHAINED, order=orders(trial)[0])
             order = self.probes.order(trial, self.cache_dir, self.library)

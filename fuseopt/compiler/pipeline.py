@@ -29,7 +29,7 @@ from ..ir.graph import Schedule
 from ..ir.verifier import check_graph, check_schedule
 from ..runtime import run_tables
 from ..runtime.chains import SOURCE as CHAINS
-from ..runtime.chains import Chains, is_made_here
+from ..runtime.chains import Chains, chains_of
 from ..runtime.cpp.table import CppTable, TableFactory
 from ..runtime.executor import DirectExecutor, Executor, Program
 from ..runtime.guards.library import HELPER
@@ -404,7 +404,7 @@ def _chains(config: Config) -> Chains | None:
     except (CannotBuild, BuildError):
         return None
     key = str(compiler) if isinstance(compiler, Path) else compiler.key(CHAINS, False)
-    return Chains(library, key) if is_made_here(library) else None
+    return chains_of(library, key)
 
 
 def _parent(config: Config) -> str:

@@ -23,7 +23,8 @@ from ..ir.products import SCALED, Layout, Trial
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
 
-_FILES = (Path(__file__).parent / "cpp" / f"{x}chains.h" for x in ("", "half_"))
+_KINDS = ("", "pair_", "half_")
+_FILES = (Path(__file__).parent / "cpp" / f"{x}chains.h" for x in _KINDS)
 TEXT = "\n".join((header("modes"), *(x.read_text("utf-8") for x in _FILES)))
 SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 #: The ops of a chain, and its dtypes.
@@ -40,7 +41,9 @@ MOST_TERMS = (256, 192, 384, 320, 512, 128)
 #: Ends the name of an order in which BLAS multiplies the right matrix of `addmm`.
 TIMES_RIGHT = " right"
 #: The names of all orders.
-ORDER = rf"[1-9][0-9]{{0,8}}({TIMES_RIGHT})?"
+ORDER = rf"[1-9][0-9]{{0,8}}({TIMES_RIGHT})?|pairs"
+#: The order of oneDNN's sums of bfloat16: pairs of terms in turn.
+IN_PAIRS = "pairs"
 #: Bytes of two vectors, which a row of a panel has.
 _PANEL = 2 * 64
 #: What the rooms of threads begin at, and how far they are apart.
@@ -48,8 +51,8 @@ _ALIGNED, _APART = 64, 4096
 #: In place of the bytes from row to row: what lies in the room of a thread, and rows
 #: whose addresses are in the pool.
 _IN_ROOM, _IN_POOL = -1, -2
-#: A kind of float, and parts of a kind of bfloat16.
-_RIGHT, _TREE, _COUNT = 2, 2, 4
+#: A kind of float, and parts of a kind of bfloat16; see cpp/chains.h.
+_RIGHT, _TREE, _COUNT, _PAIRS = 2, 2, 4, 256
 
 
 class ProductChain(ctypes.Structure):
@@ -59,10 +62,14 @@ class ProductChain(ctypes.Structure):
 
 
 class Chains(NamedTuple):
-    """The library that makes chains. `key` names it, with its compiler and flags."""
+    """The library that makes chains. `key` names it, with its compiler and flags.
+
+    `pairs`: whether it has the order IN_PAIRS.
+    """
 
     library: ctypes.CDLL
     key: str
+    pairs: bool = False
 
 
 def of_two_rows(trial: Trial) -> Trial:
@@ -79,11 +86,11 @@ def of_two_rows(trial: Trial) -> Trial:
     return trial._replace(rows=ROWS, stacked=tuple(stacked))
 
 
-def is_made_here(library: ctypes.CDLL) -> bool:
-    """Has this processor the instructions of a library of chains?"""
+def chains_of(library: ctypes.CDLL, key: str) -> Chains | None:
+    """Return chains; None if this processor lacks the instructions of the library."""
     nothing = ProductChain()
     call = HelperCall(nothing, library.fuseopt_chain, {}, (), ctypes.c_int64)
-    return bool(call())
+    return Chains(library, key, bool(library.fuseopt_chain_pairs())) if call() else None
 
 
 class Place(NamedTuple):
@@ -113,13 +120,13 @@ class Step(NamedTuple):
     terms: int
 
 
-def may_chain(trial: Trial) -> bool:
+def may_chain(trial: Trial, chains: Chains) -> bool:
     """May products of this kind be in a chain?"""
     (result,) = trial.results if len(trial.results) == 1 else (None,)
     return (
         result is not None
         and trial.op in OPS
-        and (trial.dtype in DTYPES or _is_small_half(trial))
+        and (trial.dtype in DTYPES or _is_chained_half(trial, chains))
         and trial.device == CPU
         and 1 in result.stride[-2:]
     )
@@ -132,20 +139,26 @@ def orders(trial: Trial) -> list[str]:
     fixed number. Its kernels for AMD halve what has fewer than two sums.
     """
     k = trial.layouts[-1][0][-2]
+    if trial.dtype == HALF:
+        return [str(k)] if _is_small(trial) else [IN_PAIRS]
     found: list[int] = []
     for most in MOST_TERMS:
         found += [min(k, most), k // 2 if most < k < 2 * most else min(k, most)]
         found.append(-(-k // -(-k // most)))  # equal sums
-    ends = ("", TIMES_RIGHT) if trial.op == ADDED and trial.dtype != HALF else ("",)
+    ends = ("", TIMES_RIGHT) if trial.op == ADDED else ("",)
     return [f"{n}{end}" for n in dict.fromkeys(found) for end in ends]
 
 
-def _is_small_half(trial: Trial) -> bool:
-    """Is it a product of bfloat16 that ATen's own loops make?"""
-    m, n = trial.results[0].shape[-2:]
-    k = trial.layouts[-1][0][-2]
+def _is_chained_half(trial: Trial, chains: Chains) -> bool:
+    """Is it a product of bfloat16 whose order a chain has?"""
     ops = trial.op in ("mm", ADDED)
-    return trial.dtype == HALF and ops and m * n * k <= MOST_HALF
+    return trial.dtype == HALF and ops and (chains.pairs or _is_small(trial))
+
+
+def _is_small(trial: Trial) -> bool:
+    """Do ATen's own loops make such a product, if it is one of bfloat16?"""
+    m, n = trial.results[0].shape[-2:]
+    return m * n * trial.layouts[-1][0][-2] <= MOST_HALF
 
 
 def place_of(t: torch.Tensor) -> Place:
@@ -181,12 +194,14 @@ def step_of(
     beta, alpha = scales or (0.0, 1.0)
     first = add[0] if add else None
     terms, right_first, _ = order.partition(TIMES_RIGHT)
-    kind = int(op == ADDED)
-    if itemsize == 2:
+    kind, each = int(op == ADDED), size[2]
+    if order == IN_PAIRS:
+        kind += _PAIRS
+    elif itemsize == 2:
         kind += _sums(left, right)
-    elif right_first:
-        kind = _RIGHT
-    each = min(int(terms or size[2]), size[2])
+    else:
+        kind = _RIGHT if right_first else kind
+        each = min(int(terms or each), each)
     return Step(size, out, first, left, right, beta, alpha, kind, each)
 
 
@@ -227,8 +242,10 @@ def chain_call(
             words.extend((0, 0, 0, 0) if place is None else _words(place))
         scales.extend((x.beta, x.alpha))
         m, n, k = x.size
+        # a panel, a narrow result with what it adds, and a copied operand
         panels = (x.terms + 2 * max(m, n)) * _PANEL
-        copied = max(copied, panels + (max(m, n) * k + 16) * max(itemsize, 4))
+        operand = (max(m, n) + 16) * (k + 1) + 16
+        copied = max(copied, panels + operand * max(itemsize, 4))
         if itemsize == 2:
             width = -(-n // 16) * 16
             copied = max(copied, 4 * (m * k + 16 + (m + k) * width))

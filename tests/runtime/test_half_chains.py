@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
 from fuseopt.ir.products import CHAINED, Layout, Result, Trial
-from fuseopt.runtime.chains import MOST_HALF, Chains, batched_in_chain, may_chain
+from fuseopt.runtime.chains import (
+    IN_PAIRS,
+    MOST_HALF,
+    Chains,
+    batched_in_chain,
+    may_chain,
+    orders,
+)
 from fuseopt.runtime.matrix_rows import same_bits
 from fuseopt.runtime.probes import Probes
 from tests.numerics.test_products import Pair, muon
-from tests.papers.matrices import Matrices
+from tests.papers.matrices import LoopMuon, Matrices
 
 HALF = torch.bfloat16
 SMALL = [(16, 16)] * 4 + [(16, 24)] * 2 + [(40, 48)] * 2
@@ -82,10 +90,76 @@ def test_sums_in_turn(
         assert same_bits(made, in_turn(x, y, count, tree))
 
 
-def test_larger_products_of_halves_stay_in_batches() -> None:
-    assert may_chain(trial((16, 16, 16), ""))
-    assert not may_chain(trial((16, 16, 17), ""))
+def test_larger_products_of_halves_have_another_order(library: Chains) -> None:
+    plain, pairs = (library._replace(pairs=x) for x in (False, True))
+    small, larger = trial((16, 16, 16), ""), trial((16, 16, 17), "")
+    assert may_chain(small, plain)
+    assert orders(small) == ["16"]
+    assert not may_chain(larger, plain)
+    assert may_chain(larger, pairs)
+    assert orders(larger) == [IN_PAIRS]
     assert MOST_HALF == 16**3
+
+
+#: m, n, k: whole vectors and tiles, parts of them, an odd term, many terms.
+LARGER = [(32, 64, 32), (33, 65, 77), (17, 100, 30), (20, 40, 512), (9, 33, 71)]
+
+
+@pytest.fixture
+def in_pairs(library: Chains) -> Chains:
+    if not library.pairs:
+        pytest.skip("this processor multiplies no pairs of bfloat16, or has AMX")
+    return library
+
+
+@pytest.mark.parametrize("size", LARGER)
+def test_pairs_in_all_layouts(in_pairs: Chains, size: Any) -> None:
+    """Sums of whole numbers are exact in float32, in any order."""
+    torch.manual_seed(0)
+    m, n, k = size
+    for turns in itertools.product((False, True), repeat=4):
+        shapes = (m, n), (m, k), (k, n)
+        add, left, right = (
+            lay(torch.randint(-9, 9, (3, *s)).to(HALF), turn)
+            for s, turn in zip(shapes, turns, strict=False)
+        )
+        out = lay(torch.full((3, m, n), float("nan"), dtype=HALF), turns[3])
+        batched_in_chain(in_pairs, [left, right], out, (), "mm", IN_PAIRS)
+        exact = left.double() @ right.double()
+        assert same_bits(out, exact.to(HALF))
+        operands = [add, left, right]
+        batched_in_chain(in_pairs, operands, out, (0.5, -0.25), "addmm", IN_PAIRS)
+        assert same_bits(out, (0.5 * add.double() - 0.25 * exact).to(HALF))
+        add.fill_(float("nan"))
+        batched_in_chain(in_pairs, operands, out, (0.0, 1.0), "addmm", IN_PAIRS)
+        assert same_bits(out, exact.to(HALF))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_symmetric_products_of_pairs(in_pairs: Chains, turned: bool) -> None:
+    """Half of X X^T is copied; it has the bits of the other half."""
+    for m, k in ((32, 48), (40, 33), (100, 64)):
+        x = lay(torch.randn(2, m, k).to(HALF), turned)
+        out, other = torch.empty(2, 2, m, m, dtype=HALF).unbind()
+        batched_in_chain(in_pairs, [x, x.mT], out, (), "mm", IN_PAIRS)
+        batched_in_chain(in_pairs, [x, x.clone().mT], other, (), "mm", IN_PAIRS)
+        assert same_bits(out, other)
+
+
+@pytest.mark.parametrize("make", [muon, LoopMuon])
+def test_larger_halves_in_a_chain(in_pairs: Chains, make: Any) -> None:
+    """Bits of eager, where a probe finds oneDNN's sums; other batches elsewhere."""
+    pair = Pair(make, [(32, 64)] * 3 + [(64, 32)] * 3 + [(40, 33)], HALF)
+    pair.run(4)
+    larger = [b for b in pair.report.batches if "[32, 64]" in b.matrices]
+    given = trial((32, 64, 64), "r")
+    found = Probes().order(given, None, in_pairs)
+    assert {b.way for b in larger} == ({CHAINED} if found else {"dense"})
+
+
+def lay(t: torch.Tensor, turned: bool) -> torch.Tensor:
+    """Return the same matrices, with rows or columns adjacent."""
+    return t.mT.contiguous().mT if turned else t
 
 
 def test_numbers_that_are_none_or_too_large(library: Chains) -> None:

@@ -44,9 +44,18 @@ enum {
 // Of kind ADDED, which is BLAS's, fma(beta, add, alpha * sum) of the first block of
 // terms; of each later one alpha * sum is added. Of kind TIMES_RIGHT, which is BLAS's
 // on other processors, beta * add, to which the sums of left @ (alpha * right) are
-// added. A kind of bfloat16 also has the number of its sums, times COUNT, and TREE: see
-// half_chains.h.
-enum { SCALED = 0, ADDED = 1, TIMES_RIGHT = 2, TREE = 2, COUNT = 4, MOST_SUMS = 8 };
+// added.
+// A kind of bfloat16 also has the number of its sums, times COUNT, and TREE: see
+// half_chains.h. Or it is IN_PAIRS: see pair_chains.h.
+enum {
+  SCALED = 0,
+  ADDED = 1,
+  TIMES_RIGHT = 2,
+  TREE = 2,
+  COUNT = 4,
+  MOST_SUMS = 8,
+  IN_PAIRS = 256
+};
 
 struct ProductChain {
   int64_t rows, count, bytes, threads;

@@ -101,10 +101,17 @@ struct Halves {
       float beta = c->scales[2 * i], alpha = c->scales[2 * i + 1];
       Matrix<uint16_t> add = place_in<uint16_t>(c, w + ADD, row, memory);
       if (beta == 0.0f) add.at = 0;
-      one(w, place_in<uint16_t>(c, w + OUT, row, memory), add,
-          place_in<uint16_t>(c, w + LEFT, row, memory),
-          place_in<uint16_t>(c, w + RIGHT, row, memory), beta, alpha,
-          (float*)(memory + c->local));
+      Matrix<uint16_t> out = place_in<uint16_t>(c, w + OUT, row, memory);
+      Matrix<uint16_t> left = place_in<uint16_t>(c, w + LEFT, row, memory);
+      Matrix<uint16_t> right = place_in<uint16_t>(c, w + RIGHT, row, memory);
+      char* room = memory + c->local;
+#if defined(CHAIN_PAIRS)
+      if (w[KIND] & IN_PAIRS) {
+        Pairs::product(w, out, add, left, right, beta, alpha, (uint32_t*)room);
+        continue;
+      }
+#endif
+      one(w, out, add, left, right, beta, alpha, (float*)room);
     }
   }
 };
@@ -126,6 +133,15 @@ template <class Kind> static int64_t run_rows(const ProductChain* c) {
 #pragma GCC pop_options
 #endif
 #endif
+
+// Can chains make products of kind IN_PAIRS?
+extern "C" int64_t fuseopt_chain_pairs() {
+#if defined(CHAIN_PAIRS)
+  return 1;
+#else
+  return 0;
+#endif
+}
 
 // Computes all rows; returns 0 where this processor lacks the instructions.
 extern "C" int64_t fuseopt_chain(const ProductChain* c) {
