@@ -275,8 +275,8 @@ def _tried(trial: Trial, chains: Chains | None) -> str:
         ways, functools.partial(batched, trial.op)
     )
     if chains is not None:
-        call = functools.partial(batched_in_chain, chains, op=trial.op)
-        calls = {x: functools.partial(call, order=x) for x in orders(trial)}
+        chain = functools.partial(batched_in_chain, chains, op=trial.op)
+        calls = {x: functools.partial(chain, order=x) for x in orders(trial)}
     with torch.no_grad():
         for answer, call in calls.items():
             made = functools.partial(_agree, trial, answer, call)
