@@ -134,7 +134,7 @@ template <class Kind> static int64_t run_rows(const ProductChain* c) {
 #endif
 #endif
 
-// Can chains make products of kind IN_PAIRS?
+// Returns 1 if chains make products of kind IN_PAIRS, or 0.
 extern "C" int64_t fuseopt_chain_pairs() {
 #if defined(CHAIN_PAIRS)
   return 1;
