@@ -8,7 +8,7 @@ The roundings stay those of eager. It is written where a probe finds eager's bit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from ..ir.graph import (
     Symbol,
 )
 from ..ir.products import CHAINED, SCALED, Layout, Product, Result, Trial
-from ..runtime.chains import HALF
+from ..runtime.chains import HALF, MOST_HALF, multiplies_pairs
 from ..runtime.matrix_calls import scaled_sum
 from ..scheduler.batch_limits import refusal
 from ..scheduler.batch_operands import kind_of_scale
@@ -61,8 +61,17 @@ def has_products(captured: Captured) -> bool:
     """Has a step products on the CPU that generated code may make?"""
     buffers = captured.graph.buffers
     products = (call for call in captured.calls if call.func in (MM, ADDMM))
-    results = (buffers[call.outputs[0]] for call in products)
-    return any(x.device == CPU and x.dtype in (*DTYPES, HALF) for x in results)
+    return any(_is_chains(buffers, call) for call in products)
+
+
+def _is_chains(buffers: Sequence[Buffer], call: Call) -> bool:
+    out, right = buffers[call.outputs[0]], call.args[-1]
+    if out.device != CPU or not isinstance(right, TensorRef):
+        return False
+    if out.dtype == HALF:
+        terms = buffers[right.buffer].shape[0]
+        return multiplies_pairs() or out.numel * terms <= MOST_HALF
+    return out.dtype in DTYPES
 
 
 def with_scaled_sums(captured: Captured, products: Batching) -> Captured:

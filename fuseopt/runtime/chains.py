@@ -20,6 +20,7 @@ from ..codegen import Source
 from ..codegen.cpp.headers import header
 from ..codegen.cpp.structs import fields
 from ..ir.products import SCALED, Layout, Trial
+from .cpp.toolchain import processor
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
 
@@ -70,6 +71,12 @@ class Chains(NamedTuple):
     library: ctypes.CDLL
     key: str
     pairs: bool = False
+
+
+def multiplies_pairs() -> bool:
+    """Has this processor the instructions of the order IN_PAIRS, and not AMX?"""
+    features = processor().split()
+    return "avx512_bf16" in features and "amx_bf16" not in features
 
 
 def of_two_rows(trial: Trial) -> Trial:
