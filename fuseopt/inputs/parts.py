@@ -215,9 +215,10 @@ class PartGuard:
         struct.functions, struct.known = tensors.structs
         self._none = [None] * n
         self._where = ctypes.addressof(struct)
-        call = helper.fuseopt_parts
-        call.restype = ctypes.c_int64
-        call.argtypes = [ctypes.c_void_p, ctypes.py_object]
+        call, self._read = helper.fuseopt_parts, helper.fuseopt_parts_but_state
+        for look in (call, self._read):
+            look.restype = ctypes.c_int64
+            look.argtypes = [ctypes.c_void_p, ctypes.py_object]
         self._bump = helper.fuseopt_parts_bump
         self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self._call = call
@@ -243,10 +244,11 @@ class PartGuard:
 
     def as_calls(self) -> tuple[Callable[[], int], list[Any], Callable[[], int]]:
         """Return `compare` and `bump` as calls of C; the first returns 0 and fills the
-        list, the second returns a negative number if it cannot.
+        list, the second returns a negative number if it cannot. The first does not
+        compare where the memory of the state is: the step of the parts does.
         """
         grads = self._none.copy()
-        read = functools.partial(self._call, self._where, grads)
+        read = functools.partial(self._read, self._where, grads)
         return read, grads, functools.partial(self._bump, self._where)
 
     def bump(self) -> bool:
