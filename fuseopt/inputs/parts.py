@@ -96,6 +96,13 @@ class DTensorRecord:
             self._in_c = guard, in_c
         return self._in_c[1]
 
+    def count_gradients(self) -> bool:
+        """Increase the versions of gradients after a `compare` that has returned parts.
+
+        Returns False if the helper cannot do it.
+        """
+        return self._guard is not None and self._guard.bump_gradients()
+
     def _count_again(self) -> None:
         """Do `count_up` after a call of C in place of `compare`."""
         self._versions = []
@@ -220,7 +227,9 @@ class PartGuard:
             look.restype = ctypes.c_int64
             look.argtypes = [ctypes.c_void_p, ctypes.py_object]
         self._bump = helper.fuseopt_parts_bump
-        self._bump.restype, self._bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self._bump_gradients = helper.fuseopt_parts_bump_gradients
+        for bump in (self._bump, self._bump_gradients):
+            bump.restype, bump.argtypes = ctypes.c_int64, [ctypes.c_void_p]
         self._call = call
         note = helper.fuseopt_parts_note
         note.restype, note.argtypes = None, [ctypes.c_void_p]
@@ -257,3 +266,7 @@ class PartGuard:
         Returns False if the helper cannot do it.
         """
         return not self._bump(self._where)
+
+    def bump_gradients(self) -> bool:
+        """Increase the versions of gradients; as `bump`."""
+        return not self._bump_gradients(self._where)

@@ -104,11 +104,13 @@ def single_call(
     wanted: bool | None,
     around: Sequence[Fact],
     tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
+    reads: bool = True,
 ) -> SingleCall | None:
     """Return the single call that repeats a steady one, which C compares.
 
     `around`: facts that the callers of the step compare. `tail_arguments`: those of the
-    call. None where one call of C cannot do the step.
+    call. Without `reads`, the caller fills the list of parts of gradients. None where
+    one call of C cannot do the step.
     """
     try:
         launcher, compared, home = steady.launcher, steady.in_c, steady.leader.steady
@@ -138,7 +140,8 @@ def single_call(
     assert compared is not None
     compares: list[Any] = [in_c(helper, facts)]
     if launches:
-        compares += compared.calls
+        read = None if reads or compared.given is None else compared.given.read
+        compares += [x for x in compared.calls if x is not read]
         launches = [*launches, count]
         if compared.given is not None:
             launches.append(compared.given.counted)

@@ -144,6 +144,30 @@ class LocalOptimizer:
         self._take_gradients()
         self._watch.begin(self._grad_specs)
 
+    def again(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
+        """Return the parts of all gradients in a call like the last one, or None.
+
+        The caller gives them to `given`.
+        """
+        if not self._known or self._wrote:
+            return None
+        parts = self._watch.compare(helper)
+        if parts is not None:
+            self.given.in_c = self._watch.in_c()
+        return parts
+
+    def count_gradients(self) -> None:
+        """Increase the versions of gradients after `again`."""
+        if not self._watch.count_gradients():
+            grads = map(_GRAD, self._whole)
+            compat.bump_versions([g for g in grads if g is not None])
+
+    @property
+    def grad_specs(self) -> list[Any]:
+        """Specs of the gradients of the last call: another list once one has changed.
+        """
+        return self._grad_specs
+
     def _take_gradients(self) -> None:
         grads = [*map(_GRAD, self._whole)]
         plain_are_none = (

@@ -23,6 +23,7 @@ from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
+from ..replicate.tail_arguments import TailArguments
 from ..shards.local import LocalOptimizer, part_of
 from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
@@ -32,6 +33,9 @@ from .part_norm import PartNorm
 from .totals import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
+Tail = tuple[torch.Tensor, ...]
+#: A norm whose collective was called, and for what.
+Asked = tuple[PartNorm, Tensors, Mapping[str, Any], LocalOptimizer]
 #: Options that a led tail of DTensors cannot do; see `TailInputs`.
 OTHERWISE = ("models", "objects", "adaptive", "measured")
 
@@ -41,6 +45,23 @@ class ClipAlone(NamedTuple):
 
     refusal: str
     norm: torch.Tensor
+
+
+class PartsCall(NamedTuple):
+    """What does a call, and others with the same options.
+
+    `total`: gets the norm. `written`: DTensors beside the parameters that it writes.
+    `specs`: see `LocalOptimizer.grad_specs`.
+    """
+
+    leader: LedOptimizer
+    arguments: TailArguments
+    norm: PartNorm | None
+    total: torch.Tensor
+    tail_inputs: Mapping[str, Any]
+    written: Tensors
+    writes_gradients: bool
+    specs: list[Any]
 
 
 class PartsWrapper:
@@ -150,6 +171,8 @@ class LedPartsTail:
         self.leader: LedOptimizer | None = None
         self.arguments = LastArguments()
         self.last_call = LastCall()
+        #: what did the last call, if `again` may repeat it
+        self.last: PartsCall | None = None
 
     def release(self) -> None:
         """Release everything that was compiled."""
@@ -158,7 +181,7 @@ class LedPartsTail:
         self.forms.clear()
         self.norms.clear()
         self.local_columns = LocalColumns()
-        self.local = self.leader = None
+        self.local = self.leader = self.last = None
         self.arguments = LastArguments()
         self.compiling.forget()
 
@@ -188,14 +211,13 @@ class LedPartsTail:
         drops: bool,
         params: Tensors,
         grads: Tensors,
-    ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
+    ) -> Tail | ClipAlone | str:
         """Do one tail. Return the result of `sequence.whole`; or the reason why nothing
         was written; or a `ClipAlone` if only the clip was done. `params` and `grads`
         are the optimizer's, each of them once.
         """
-        if not self.last_call.begin():
-            for norm in self.norms.values():
-                norm.forget()
+        self.last = None
+        self._begin()
         try:
             local = self.local = self.local or LocalOptimizer(self.optimizer)
             try:
@@ -204,7 +226,13 @@ class LedPartsTail:
             except (LanesDiffer, PartMismatch) as error:
                 self.last_call.ended = True
                 return str(error)  # the next call may succeed
-            return self._led(local, tail_inputs, drops, params, grads, wholes, columns)
+            inputs = tail_inputs, drops, grads, wholes, columns
+            return self._led(
+                local,
+                lambda asked: self._step(
+                    local, self._call(local, *inputs), grads, asked
+                ),
+            )
         finally:
             if self.local is not None:
                 self.local.given.drop()
@@ -218,21 +246,50 @@ class LedPartsTail:
         local.refresh(self.optimizer, self._helper())
         return self.local_columns.of(wholes, params)
 
-    def _led(
-        self,
-        local: LocalOptimizer,
-        tail_inputs: Mapping[str, Any],
-        drops: bool,
-        params: Tensors,
-        grads: Tensors,
-        wholes: Sequence[Tensors],
-        columns: Sequence[Tensors],
-    ) -> tuple[torch.Tensor, ...] | ClipAlone | str:
-        called_norms: list[tuple[PartNorm, Tensors]] = []
+    def again(self) -> Tail | ClipAlone | None:
+        """Repeat the last call with the present gradients. Return None if something
+        else may have changed. Then nothing was written, and no process was asked.
+        """
+        call, local, self.last = self.last, self.local, None
+        if not self._begin() or call is None or local is None:
+            self.last_call.ended = True
+            return None
         try:
-            result = self._step(
-                local, tail_inputs, drops, grads, wholes, columns, called_norms
-            )
+            parts = local.again(self._helper())
+            ids = {*map(id, parts or ())}
+            # each a tensor, and no two of them one tensor, which is scaled twice
+            alone = parts is not None and len(ids) == len(parts) and id(None) not in ids
+            if parts is None or not alone or local.grad_specs is not call.specs:
+                self.last_call.ended = True
+                return None
+            local.given.grads = parts
+            result = self._led(local, lambda asked: self._done(local, call, parts, asked))
+            if isinstance(result, str):
+                return None
+            if not isinstance(result, ClipAlone):
+                if call.writes_gradients:
+                    local.count_gradients()
+                self.last = call
+            return result
+        finally:
+            local.given.drop()
+
+    def _begin(self) -> bool:
+        """Begin a call. Return False if an exception ended the one before."""
+        ended = self.last_call.begin()
+        for norm in () if ended else self.norms.values():
+            norm.forget()
+        return ended
+
+    def _led(
+        self, local: LocalOptimizer, do: Callable[[list[Asked]], Tail | None]
+    ) -> Tail | ClipAlone | str:
+        """Do one tail by `do`, whose argument gets the norm whose collective was
+        called.
+        """
+        asked: list[Asked] = []
+        try:
+            result = do(asked)
         except (PartMismatch, *REFUSALS) as error:
             self.refusal = compat.reason_of(error)
             result = None
@@ -241,13 +298,13 @@ class LedPartsTail:
             return result
         local.given.drop()
         clipped = None
-        if called_norms and self.config.fallback != "error":
+        if asked and self.config.fallback != "error":
             # the collective was called, and must not be called again
-            clipped = self._clip_alone(*called_norms[0], tail_inputs, grads)
+            clipped = self._clip_alone(*asked[0])
         self.release()
         return clipped or self.refusal
 
-    def _step(
+    def _call(
         self,
         local: LocalOptimizer,
         tail_inputs: Mapping[str, Any],
@@ -255,11 +312,8 @@ class LedPartsTail:
         grads: Tensors,
         wholes: Sequence[Tensors],
         columns: Sequence[Tensors],
-        called_norms: list[tuple[PartNorm, Tensors]],
-    ) -> tuple[torch.Tensor, ...] | None:
-        """Do one tail. `called_norms` gets the norm whose collective was called, and
-        the local parts of gradients.
-        """
+    ) -> PartsCall:
+        """Return what does this call, made if need be."""
         parts = [g for g in local.given.grads or () if g is not None]
         norm = self._norm(tail_inputs, grads, parts)
         local_params = local.given.params
@@ -267,38 +321,76 @@ class LedPartsTail:
         shared = shared_of(tail_inputs, NO_FACTORS, local_params[0].device)
         if norm is not None:
             shared = [*norm.values, total, tail_inputs["max_norm"], *shared]
-            norm(parts, tail_inputs["divisor"])
-            called_norms.append((norm, parts))
+        scaled = [tail_inputs[x] for x in ("divisor", "max_norm", "max_value")]
+        return PartsCall(
+            leader,
+            self.arguments.of(columns, shared),
+            norm,
+            total,
+            tail_inputs,
+            [t for column in wholes for t in column],
+            tail_inputs["zeroed"]
+            or (not drops and any(x is not None for x in scaled)),
+            local.grad_specs,
+        )
+
+    def _step(
+        self,
+        local: LocalOptimizer,
+        call: PartsCall,
+        grads: Tensors,
+        asked: list[Asked],
+    ) -> Tail | None:
+        """Do one tail after `_refresh`."""
+        given = local.given.grads or []
+        result = self._done(local, call, [g for g in given if g is not None], asked)
+        if result is not None and call.writes_gradients:
+            compat.bump_versions(grads)
+        if len(grads) == len(given) and not call.written:
+            self.last = call
+        return result
+
+    def _done(
+        self,
+        local: LocalOptimizer,
+        call: PartsCall,
+        parts: Tensors,
+        asked: list[Asked],
+    ) -> Tail | None:
+        """Do one tail of these parts, but for the versions of gradients.
+
+        Returns None, with `refusal`, if nothing but the collective was called.
+        """
+        leader, norm = call.leader, call.norm
+        if norm is not None:
+            norm(parts, call.tail_inputs["divisor"])
+            asked.append((norm, parts, call.tail_inputs, local))
         n_reports = len(leader.task.reports)
-        tail_arguments = self.arguments.of(columns, shared)
         self.leader = leader
-        if not leader.step(
-            local.stand_in, self.compiling.make, local.given, tail_arguments
-        ):
+        arguments = local.stand_in, self.compiling.make, local.given
+        if not leader.step(*arguments, call.arguments):
             self.refusal = leader.refusal or "Dynamo leaves it to eager"
             return None
         local.settle()
-        written = [t for column in wholes for t in column]
-        scaled = [tail_inputs[x] for x in ("divisor", "max_norm", "max_value")]
-        if tail_inputs["zeroed"] or (not drops and any(x is not None for x in scaled)):
-            written += grads
-        compat.bump_versions(written)
+        compat.bump_versions(call.written)
         self.compiling.add_first_launch(leader.task.reports[n_reports:])
-        return () if norm is None else (compat.spread(total.clone(), norm.spec),)
+        if norm is None:
+            return ()
+        return (compat.spread(call.total.clone(), norm.spec),)
 
     def _clip_alone(
         self,
         norm: PartNorm,
         parts: Tensors,
         tail_inputs: Mapping[str, Any],
-        grads: Tensors,
+        local: LocalOptimizer,
     ) -> ClipAlone:
         """Clip with the values of the collective that was called."""
         if tail_inputs["divisor"] is not None:
             torch._foreach_div_(parts, tail_inputs["divisor"])
         total, factor = norm.finish(norm.values, tail_inputs["max_norm"])
         torch._foreach_mul_(parts, factor)
-        compat.bump_versions(grads)
+        local.count_gradients()
         return ClipAlone(self.refusal, compat.spread(total.clone(), norm.spec))
 
     def _helper(self) -> Any:

@@ -116,7 +116,11 @@ class SingleGraph:
         parts = self.parts
         if parts is not None and compat.are_spread(params[:1]):
             refusal = parts.why_not(tail_inputs)
-            return refusal or parts.step(tail_inputs, drops, params, grads)
+            if refusal:
+                return refusal
+            of_parts = parts.step(tail_inputs, drops, params, grads)
+            self.repeats = parts.last is not None
+            return of_parts
         several = self.several
         if several is not None and self.must_lead:
             of_several = several.step(tail_inputs, drops, params)
@@ -156,11 +160,14 @@ class SingleGraph:
             return self.several.begins()
         return isinstance(self.led, LedPacked) and self.led.begins()
 
-    def again(self) -> tuple[torch.Tensor, ...] | None:
+    def again(self) -> tuple[torch.Tensor, ...] | ClipAlone | None:
         """Repeat the last call, which had the same options, with the present gradients.
-        Return None if something else may have changed; then nothing was written.
+        Return None if something else may have changed; then nothing was written. See
+        `step` for a `ClipAlone`.
         """
         self._follow_changes()
+        if self.parts is not None and self.parts.last is not None:
+            return self.parts.again()
         if self.led is None or self.led.last is None:
             return None
         return self.led.again()

@@ -182,6 +182,9 @@ class Tail:
         if result is None:
             self._steady = None
             return None
+        if isinstance(result, ClipAlone):
+            self._steady = None
+            return self._after_clip(steady.tail_inputs, result)
         if steady.attempts.due():
             steady.single = single_tail(self, steady)
         return self._fused_outcome(steady.tail_inputs, result, steady.params)
@@ -197,9 +200,7 @@ class Tail:
             if isinstance(outcome, Outcome):
                 return outcome
             if isinstance(outcome, ClipAlone):
-                remaining = {**tail_inputs, "divisor": None, "max_norm": None}
-                skips = self._in_pieces(remaining, outcome.refusal).skips
-                return Outcome(outcome.norm, skips)
+                return self._after_clip(tail_inputs, outcome)
             refusal = outcome
             if tail_inputs["objects"]:
                 # without these objects it may be one graph
@@ -207,6 +208,11 @@ class Tail:
                 self._fused = None
                 return self._call(tail_inputs, params, average)
         return self._in_pieces(tail_inputs, refusal)
+
+    def _after_clip(self, tail_inputs: Mapping[str, Any], clip: ClipAlone) -> Outcome:
+        """Do the rest of a call that has clipped."""
+        remaining = {**tail_inputs, "divisor": None, "max_norm": None}
+        return Outcome(clip.norm, self._in_pieces(remaining, clip.refusal).skips)
 
     def _in_one(
         self, tail_inputs: dict[str, Any], params: list[Any], average: bool | None

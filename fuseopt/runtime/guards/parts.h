@@ -10,7 +10,7 @@ struct PartRecord {
   void* const* spreads;  // of each parameter: the spec that its gradient has
   void* const* heres;    // of each parameter: the tensor that the step gets instead
   int64_t* versions;     // of those, in the last look
-  const void** grads;    // of each parameter: its gradient in a look, an at::Tensor
+  const void** grads;    // of each parameter: its gradient in a look, an at::Tensor, or 0
   void* none;            // None
   int64_t type;          // offset of an object's type
   void *kind, *plain;    // the types DTensor and Tensor
@@ -160,6 +160,7 @@ static int64_t take_parts(const PartRecord* k, int64_t from, int64_t to, void* g
       part = slot(now, k->local);
     if (part) __builtin_prefetch((char*)part + k->type);
     if (!part && now != k->none) verdict = 2;
+    if (now == k->none) k->grads[i] = 0;
     parts[i - from] = part;
     Py_DecRef(now);  // the parameter keeps it alive, and it keeps its part
   }
@@ -225,6 +226,15 @@ extern "C" int64_t fuseopt_parts_bump(const PartRecord* k) {
       if (k->version((char*)k->heres[i] + k->handle) != k->versions[i])
         k->bump((char*)k->wholes[i] + k->handle);
     }
+  } catch (...) { return -1; }
+  return 0;
+}
+
+// Increment the versions of the gradients of the last look, as the function before.
+extern "C" int64_t fuseopt_parts_bump_gradients(const PartRecord* k) {
+  try {
+    for (int64_t i = 0; i < k->n; ++i)
+      if (k->grads[i]) k->bump((void*)k->grads[i]);
   } catch (...) { return -1; }
   return 0;
 }
