@@ -24,7 +24,7 @@ from .errors import NotAnOptimizer, UnsupportedInput
 from .isolate.compile import keeps_packed
 from .isolate.decorators import peel
 from .isolate.unfused import unfuse
-from .shards.local import is_spread
+from .shards.placement import is_spread
 from .tails.advice import tail_of
 
 

@@ -131,7 +131,8 @@ def single_call(
             launches = bound.launches(threads)
         if launches:
             facts += [result(threads, torch.get_num_threads), result(False, profiled)]
-            facts += attributes(bound, "_launches")
+            facts += attributes(bound, "_launches", "allocated")
+            facts += attributes(bound.temps, "arena")
         need(first_untrue(facts) == 0)
     except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
         reraise(error)
@@ -149,5 +150,10 @@ def single_call(
 
 
 def _in_c(bound: Binding) -> bool:
-    """Are all launches of a binding calls of C, which need no memory?"""
-    return bound.on_cpu and bound.plan.simple
+    """Are all launches of a binding calls of C, which need no memory, or a kept one?"""
+    if not bound.on_cpu or bound.plan.simple:
+        return bound.on_cpu
+    temps = bound.temps
+    kept = temps.arena is not None or not temps.parts
+    fixed = not bound.allocated and not bound.plan.host_results
+    return kept and fixed and bound.plan.lean

@@ -47,28 +47,6 @@ class Part(NamedTuple):
     spec: Any
 
 
-def is_spread(optimizer: Optimizer) -> bool:
-    """Is a parameter of an optimizer a DTensor?"""
-    kind = compat.dtensor_type()
-    return kind is not None and any(
-        isinstance(p, kind) for group in optimizer.param_groups for p in group[_PARAMS]
-    )
-
-
-def placed(optimizer: Optimizer) -> str:
-    """Return a text with the placements of an optimizer's parameters, at most three."""
-    kind = compat.dtensor_type()
-    placements = {
-        ", ".join(map(str, compat.spec_of(p).placements)): None
-        for group in optimizer.param_groups
-        for p in group[_PARAMS]
-        if kind is not None and isinstance(p, kind)
-    }
-    return " or ".join([*placements][:3]) + (
-        " or otherwise" if len(placements) > 3 else ""
-    )
-
-
 def part_of(t: Any, spec: Any, name: str) -> torch.Tensor:
     """Return the local part of a DTensor with a spec like `spec`.
 
@@ -113,7 +91,8 @@ class LocalOptimizer:
         self._wholes: dict[int, torch.Tensor] = {}
         self._spread: list[Part] = []
         self._whole: list[torch.Tensor] = []
-        self._grad_specs: list[Any] = []  # specs like those of the parameters
+        #: specs of the gradients of the last call: another list once one has changed
+        self.grad_specs: list[Any] = []
         self._watch = DTensorRecord()
         self.given = PendingGradients()
         self._known = False  # true if all is up to date, except what `_watch` compares
@@ -142,7 +121,7 @@ class LocalOptimizer:
             self._note(optimizer)
             self._known = True
         self._take_gradients()
-        self._watch.begin(self._grad_specs)
+        self._watch.begin(self.grad_specs)
 
     def again(self, helper: ctypes.PyDLL | None) -> list[Any] | None:
         """Return the parts of all gradients in a call like the last one, or None.
@@ -159,14 +138,11 @@ class LocalOptimizer:
     def count_gradients(self) -> None:
         """Increase the versions of gradients after `again`."""
         if not self._watch.count_gradients():
-            grads = map(_GRAD, self._whole)
-            compat.bump_versions([g for g in grads if g is not None])
+            compat.bump_versions(self.gradients())
 
-    @property
-    def grad_specs(self) -> list[Any]:
-        """Specs of the gradients of the last call: another list once one has changed.
-        """
-        return self._grad_specs
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that are DTensors."""
+        return [g for g in map(_GRAD, self._whole) if g is not None]
 
     def _take_gradients(self) -> None:
         grads = [*map(_GRAD, self._whole)]
@@ -180,7 +156,7 @@ class LocalOptimizer:
     def _parts_of(self, grads: list[Any]) -> list[torch.Tensor | None]:
         """Return the local parts of gradients; fast for unchanged specs."""
         if {*map(type, grads)} == {compat.dtensor_type()} and all(
-            map(is_, map(compat.spec_of, grads), self._grad_specs)
+            map(is_, map(compat.spec_of, grads), self.grad_specs)
         ):
             parts = [*map(compat.local_part, grads)]
             if {*map(type, parts)} == {torch.Tensor}:
@@ -190,7 +166,7 @@ class LocalOptimizer:
             for g, part in zip(grads, self._spread, strict=True)
         ]
         # these equal the parameters' specs, so the next call does not compare them
-        self._grad_specs = [
+        self.grad_specs = [
             part.spec if g is None else compat.spec_of(g)
             for g, part in zip(grads, self._spread, strict=True)
         ]
@@ -211,7 +187,7 @@ class LocalOptimizer:
                     raise LanesDiffer("a parameter is in its groups twice")
                 self._parts[id(p)] = self._part(p, old_parts.get(id(p)))
         self._spread = [part for part in self._parts.values() if part.spec is not None]
-        self._grad_specs = [part.spec for part in self._spread]
+        self.grad_specs = [part.spec for part in self._spread]
         self._whole = [part.whole for part in self._spread]
         self.given = PendingGradients([part.param for part in self._spread])
         self._outside = {}

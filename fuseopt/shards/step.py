@@ -22,8 +22,9 @@ from ..inputs.pending_gradients import GradientsInC, PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.rehearsal import beyond
 from ..uniformity import prove
-from .local import LocalOptimizer, is_spread, placed
+from .local import LocalOptimizer
 from .needs import op_of_wholes
+from .placement import is_spread, placed
 
 
 class Shards:

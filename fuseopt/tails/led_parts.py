@@ -15,21 +15,20 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..capture import Captured
-from ..capture.fx.interpreter import OWN
 from ..config import Config
 from ..inputs.keys import LanesDiffer
 from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
-from ..replicate.tail_arguments import TailArguments
 from ..shards.local import LocalOptimizer, part_of
 from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
 from .led import MAX_FORMS, TailPlan
 from .part_norm import PartNorm
+from .parts_call import PartsCall
+from .parts_wrapper import PartsWrapper
 from .totals import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
@@ -45,71 +44,6 @@ class ClipAlone(NamedTuple):
 
     refusal: str
     norm: torch.Tensor
-
-
-class PartsCall(NamedTuple):
-    """What does a call, and others with the same options.
-
-    `total`: gets the norm. `written`: DTensors beside the parameters that it writes.
-    `specs`: see `LocalOptimizer.grad_specs`.
-    """
-
-    leader: LedOptimizer
-    arguments: TailArguments
-    norm: PartNorm | None
-    total: torch.Tensor
-    tail_inputs: Mapping[str, Any]
-    written: Tensors
-    writes_gradients: bool
-    specs: list[Any]
-
-
-class PartsWrapper:
-    """Calls around a step of local parts; see `StepWrapper`.
-
-    It is a `TailPlan` that computes the clip's factor in the launch of the step. The
-    shared arguments are the values of `PartNorm`, a tensor for the total norm, the
-    limit, and then those of `TailPlan`.
-    """
-
-    def __init__(self, inner: TailPlan, norm: PartNorm) -> None:
-        self.inner = inner
-        self.measures = inner.measures
-        self.dtypes = inner.dtypes
-        self.n = len(norm.values)
-        finish, n, n_divisors = norm.finish, self.n, int(inner.divides)
-
-        def shared_of_inner(shared: Sequence[Any], factor: Any) -> list[Any]:
-            others = [*shared[n + 2 :]]
-            return [*others[:n_divisors], factor, *others[n_divisors:]]
-
-        def before(
-            params: Tensors,
-            grads: Sequence[torch.Tensor | None],
-            columns: Sequence[Tensors],
-            shared: Sequence[Any],
-        ) -> None:
-            norm, factor = finish(shared[:n], shared[n + 1])
-            shared[n].copy_(norm)
-            inner.before(params, grads, columns, shared_of_inner(shared, factor))
-
-        def after(
-            params: Tensors,
-            grads: Sequence[torch.Tensor | None],
-            columns: Sequence[Tensors],
-            shared: Sequence[Any],
-        ) -> None:
-            inner.after(params, grads, columns, shared_of_inner(shared, None))
-
-        for function in (before, after):
-            setattr(function, OWN, True)
-        self.before, self.after = before, after
-
-    def finish(
-        self, captured: Captured, kinds: Sequence[str | None], flag: int | None
-    ) -> Captured:
-        """See `StepWrapper`."""
-        return self.inner.finish(captured, kinds, flag)
 
 
 class LocalColumns:
@@ -248,7 +182,7 @@ class LedPartsTail:
 
     def again(self) -> Tail | ClipAlone | None:
         """Repeat the last call with the present gradients. Return None if something
-        else may have changed. Then nothing was written, and no process was asked.
+        else may have changed. Then nothing was written, and no collective called.
         """
         call, local, self.last = self.last, self.local, None
         if not self._begin() or call is None or local is None:
@@ -262,8 +196,9 @@ class LedPartsTail:
             if parts is None or not alone or local.grad_specs is not call.specs:
                 self.last_call.ended = True
                 return None
-            local.given.grads = parts
-            result = self._led(local, lambda asked: self._done(local, call, parts, asked))
+            result = self._led(
+                local, lambda asked: self._done(local, call, parts, asked)
+            )
             if isinstance(result, str):
                 return None
             if not isinstance(result, ClipAlone):
@@ -329,8 +264,7 @@ class LedPartsTail:
             total,
             tail_inputs,
             [t for column in wholes for t in column],
-            tail_inputs["zeroed"]
-            or (not drops and any(x is not None for x in scaled)),
+            tail_inputs["zeroed"] or (not drops and any(x is not None for x in scaled)),
             local.grad_specs,
         )
 
@@ -361,17 +295,16 @@ class LedPartsTail:
 
         Returns None, with `refusal`, if nothing but the collective was called.
         """
-        leader, norm = call.leader, call.norm
+        leader, norm, make = call.leader, call.norm, self.compiling.make
         if norm is not None:
             norm(parts, call.tail_inputs["divisor"])
             asked.append((norm, parts, call.tail_inputs, local))
         n_reports = len(leader.task.reports)
         self.leader = leader
-        arguments = local.stand_in, self.compiling.make, local.given
-        if not leader.step(*arguments, call.arguments):
+        repeats = local.given.grads is None
+        if not (call.again(local, parts, make) if repeats else call.step(local, make)):
             self.refusal = leader.refusal or "Dynamo leaves it to eager"
             return None
-        local.settle()
         compat.bump_versions(call.written)
         self.compiling.add_first_launch(leader.task.reports[n_reports:])
         if norm is None:
@@ -390,7 +323,7 @@ class LedPartsTail:
             torch._foreach_div_(parts, tail_inputs["divisor"])
         total, factor = norm.finish(norm.values, tail_inputs["max_norm"])
         torch._foreach_mul_(parts, factor)
-        local.count_gradients()
+        compat.bump_versions(local.gradients())
         return ClipAlone(self.refusal, compat.spread(total.clone(), norm.spec))
 
     def _helper(self) -> Any:

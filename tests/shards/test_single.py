@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -62,12 +63,13 @@ def walk(
     change: Change,
     make: Callable[[list[Any]], Optimizer],
     single: list[bool],
+    made: Callable[[Optimizer, str], Callable[[], Any]] = step_of,
 ) -> Optimizer:
     """Do steps, and change something before one. C must do the one before it, and the
     last one.
     """
     optimizer = make(parameters(mesh, 20))
-    step = step_of(optimizer, way)
+    step = made(optimizer, way)
     for k in range(BEFORE + AFTER):
         give(params_of(optimizer), k)
         if k == BEFORE:
@@ -102,6 +104,50 @@ def other_threads(o: Optimizer, mesh: DeviceMesh) -> None:
     torch.set_num_threads(1)
 
 
+def as_a_view(t: Any) -> None:
+    """Its part is a view of larger memory."""
+    part = local(t).detach()
+    memory = torch.zeros(part.numel() + 5)
+    t._local_tensor = memory[3:-2].view(part.shape).copy_(part)
+
+
+def transposed(t: Any) -> None:
+    t._local_tensor = local(t).detach().mT.contiguous().mT
+
+
+def moved_storage(t: Any) -> None:
+    """The same tensor and storage, with other memory."""
+    storage = local(t).untyped_storage()
+    storage.resize_(64 * storage.nbytes() + 4096)
+
+
+def on_another_mesh(o: Optimizer, mesh: DeviceMesh) -> None:
+    """One parameter, with its gradient and its state."""
+    p = first(o)
+    other = DeviceMesh("cpu", mesh.mesh.clone())
+    held = [x for x in o.state[p].values() if isinstance(x, DTensor)]
+    for t in (p, p.grad, *held):
+        t._spec = dataclasses.replace(t._spec, mesh=other)
+
+
+def parts_exchanged(o: Optimizer, mesh: DeviceMesh) -> None:
+    """Two DTensors of the state, of one layout."""
+    both = [x for x in o.state[first(o)].values() if isinstance(x, DTensor)]
+    if len(both) == 2:
+        parts = [*map(local, both)]
+        both[0]._local_tensor, both[1]._local_tensor = reversed(parts)
+        for part in parts:
+            part.abs_()  # a root of these is taken
+
+
+def like_another(o: Optimizer, mesh: DeviceMesh) -> None:
+    """A gradient is replaced by one of the same layout."""
+    grad = first(o).grad
+    first(o).grad = DTensor(local(grad) * 3, grad._spec, requires_grad=False)
+
+
+OF_A_TENSOR = [*OF_A_TENSOR, as_a_view, transposed, moved_storage]
+OF_ALL = [on_another_mesh, parts_exchanged, like_another]
 OF_STATE = [lambda o, m, change=change: change(state_of(o)) for change in OF_A_TENSOR]
 OF_PARAMETER = [lambda o, m, change=change: change(first(o)) for change in OF_A_TENSOR]
 CHANGES: dict[str, Change] = {
@@ -110,7 +156,7 @@ CHANGES: dict[str, Change] = {
     "hook": hooked,
     "threads": other_threads,
     "rate": set_rate,
-    **{f"held: {change.__name__}": change for change in HELD},
+    **{f"held: {change.__name__}": change for change in (*HELD, *OF_ALL)},
     **{f"gradient: {change.__name__}": change for change, _, _ in GIVEN},
     **{f"state: {f.__name__}": g for f, g in zip(OF_A_TENSOR, OF_STATE, strict=True)},
     **{f"own: {f.__name__}": g for f, g in zip(OF_A_TENSOR, OF_PARAMETER, strict=True)},

@@ -10,12 +10,12 @@ struct PartRecord {
   void* const* spreads;  // of each parameter: the spec that its gradient has
   void* const* heres;    // of each parameter: the tensor that the step gets instead
   int64_t* versions;     // of those, in the last look
-  const void** grads;    // of each parameter: its gradient in a look, an at::Tensor, or 0
-  void* none;            // None
-  int64_t type;          // offset of an object's type
-  void *kind, *plain;    // the types DTensor and Tensor
-  int64_t local, spec;   // their offsets in a DTensor
-  int64_t handle;        // offset of a Python tensor's at::Tensor
+  const void** grads;  // of each parameter: its gradient in a look, an at::Tensor, or 0
+  void* none;          // None
+  int64_t type;        // offset of an object's type
+  void *kind, *plain;  // the types DTensor and Tensor
+  int64_t local, spec;  // their offsets in a DTensor
+  int64_t handle;       // offset of a Python tensor's at::Tensor
   // As in LaneRecord; none is null.
   bool (*required)(const void* tensor);
   const void* (*gradient)(const void* tensor);
@@ -67,7 +67,7 @@ extern "C" void fuseopt_parts_note(const PartRecord* k) {
 // Where a tensor's fields are, from its storage: what has its gradient, its object of
 // Python. As VERSION, for prefetches alone.
 static const int64_t META = 8, OBJECT = 32;
-// Where in the first of these two it is told whether a gradient is required.
+// The offset in the first of these two of the flag that requires a gradient.
 static const int64_t REQUIRED = 128;
 
 // Prefetch the tensor of an object of Python; and, a block later, one of its fields.
