@@ -26,6 +26,7 @@ from ..inputs.values import holdings, own_attributes
 from ..isolate.compilations import CompileOptions
 from ..isolate.isolated import OptimizerCompiler
 from ..locks import new_rlock
+from ..runtime.recent import Recent
 from ..tails.arguments import parameters_of
 from ..tails.steps import function_of, packs
 from .bucket_proof import KindModels, ReadsSizes
@@ -65,7 +66,7 @@ class Stepper:
         attach()
         self._kind_models: KindModels | None = None
         #: sets of kinds with a proof, by their keys
-        self._proven: dict[Any, KindModels] = {}
+        self._proven: Recent[KindModels] = Recent(MAX_PROVEN)
         #: true while parameters of one kind may have different sizes
         self._ignore_sizes = True
         self._layout: Any = None
@@ -149,9 +150,7 @@ class Stepper:
             assert self._kind_models is not None
             self._kind_models.check(optimizer, self._function)
             self._proven_for = numbers
-            self._proven[self._kind_models.key] = self._kind_models
-            if len(self._proven) > MAX_PROVEN:
-                del self._proven[next(iter(self._proven))]
+            self._proven.use(self._kind_models.key, self._kind_models)
 
     def _refused(self, refusal: str) -> UnsupportedInput:
         return UnsupportedInput(

@@ -6,12 +6,8 @@ parameters. An iterator yields these once, and then eager's step does nothing.
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from torch.optim import Optimizer
 
-#: Returns the parameters of a group.
-PARAMS = itemgetter("params")
 #: The type that torch gives to the parameters of a group.
 LISTS = frozenset({list})
 

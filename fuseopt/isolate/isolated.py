@@ -21,6 +21,7 @@ from ..compiler.session import COMPILED, session
 from ..config import resolve
 from ..errors import CaptureError
 from ..inputs.change import SAME
+from ..inputs.lane_matcher import PARAMS
 from ..inputs.structure_guard import StructureGuard
 from ..locks import new_rlock
 from ..replicate.driver import LedOptimizer
@@ -31,7 +32,7 @@ from ..storage.step import PackedStep
 from .arguments import Arguments
 from .compilations import Compilations, CompileOptions, backend_of_all, released
 from .decorators import cells, copied, leading
-from .groups import LISTS, PARAMS, read_once
+from .groups import LISTS, read_once
 from .quick import TRACES, QuickSteps
 from .race import Race, is_requested, may_race
 from .retries import Retries
@@ -309,7 +310,8 @@ class OptimizerCompiler:
         shards, whole = self.shards, self.whole
         done, refusal = shards.step(optimizer, self.lead)
         if done:
-            self.quick.learn_of_parts(self, optimizer)
+            self.quick.drop()
+            self.quick.learn(self, optimizer, shards)
             return None
         kept_out = whole.refusal and whole.keeps_out(optimizer)
         if refusal and shards.treats_tensors_alone and not kept_out:

@@ -44,47 +44,35 @@ class QuickSteps:
             helper = leader.recent.helper
             same = compiler.structure.compare(optimizer, helper) is SAME
             if same and leader.steady.repeat(optimizer):
-                self._learn(compiler, optimizer)
+                self.learn(compiler, optimizer)
                 return True
         self.step = None
         return False
 
-    def _learn(self, compiler: Any, optimizer: Optimizer) -> None:
-        """Make the single call that repeats the last one, which was steady."""
-        steady, now = next(reversed(compiler.leader.steady.calls.values())), self.step
-        if steady.in_c is None or self.by_option is None:
+    def learn(self, compiler: Any, optimizer: Optimizer, shards: Any = None) -> None:
+        """Make the single call that repeats the last one, if that was steady.
+
+        `shards`: the Shards, if they did it, on parts of DTensors.
+        """
+        leader = (shards or compiler).leader
+        steady, now = next(reversed(leader.steady.calls.values()), None), self.step
+        if steady is None or steady.in_c is None or self.by_option is None:
             return
         if now is not None and now.steady is not steady:
             return  # of other parameters, which take turns with these
-        if steady.attempts.due():
-            self.step = self._single(compiler, optimizer, steady, [])
-
-    def learn_of_parts(self, compiler: Any, optimizer: Optimizer) -> None:
-        """Make the single call that repeats the last one, on parts of DTensors."""
-        self.step, leader = None, compiler.shards.leader
-        steady = next(reversed(leader.steady.calls.values()), None)
-        if steady is None or steady.in_c is None or self.by_option is None:
+        more, given = ([], None) if shards is None else shards.facts() or (None, None)
+        if more is None or given is not steady.in_c.given or not steady.attempts.due():
             return
-        found = compiler.shards.facts()
-        if found is None or found[1] is not steady.in_c.given:
-            return
-        if steady.attempts.due():
-            single = self._single(compiler, optimizer, steady, found[0])
-            self.step = single if single is not None and single.launches else None
-
-    def _single(
-        self, compiler: Any, optimizer: Optimizer, steady: Any, more: list[Fact]
-    ) -> SingleCall | None:
-        """Return the single call of a steady one, with more facts around it."""
-        around, wanted = _around(compiler, optimizer), None
-        if around is None:
-            return None
-        around += more
-        if self.by_option:
-            wanted = optimizer.defaults["differentiable"]
-            around += attributes(optimizer, "defaults")
-            around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
-        return single_call(steady, optimizer, compiler.lock, wanted, around)
+        around, wanted, single = _around(compiler, optimizer), None, None
+        if around is not None:
+            around += more
+            if self.by_option:
+                wanted = optimizer.defaults["differentiable"]
+                around += attributes(optimizer, "defaults")
+                around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
+            single = single_call(steady, optimizer, compiler.lock, wanted, around)
+        alone = single is not None and (shards is None or single.launches)
+        self.step = single if alone else None
 
 
 def _may_repeat(compiler: Any) -> bool:

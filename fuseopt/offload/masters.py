@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, repeat
-from operator import attrgetter, is_, is_not, ne, or_
+from operator import attrgetter, is_not, ne, or_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from ..errors import UnsupportedInput
 from ..replicate.models import without_contents
-from ..runtime.undo import at_once
+from ..storage.beside import Beside, holds
 from ..storage.formats import FORMATS, WIDE, Format, Parts
 from ..storage.packing import COPY, GRAD, PARAM, key_of
 
@@ -154,33 +153,28 @@ class _Places:
         self._without: dict[torch.Tensor, dict[str, Any]] = {
             x.master: x.state for x in every if x.master not in state
         }
-        self._held = [state.get(x.master, x.state) for x in every]
-        self._beside = [x.beside for x in every]
-        by_key: dict[str, list[dict[str, Any]]] = {}
-        for held, beside in zip(self._held, self._beside, strict=True):
-            for key in beside:
-                by_key.setdefault(key, []).append(held)
-        self._keys = [*by_key.items()]
+        held = [state.get(x.master, x.state) for x in every]
+        self._beside = Beside(held, [x.beside for x in every])
 
     def fit(self, every: Sequence[Master], state: Mapping[Any, Any]) -> bool:
         """Are these the masters, and their state the same dicts?"""
-        keys, values = self._entries
-        return (
-            len(every) == self._n
-            and len(state) == len(keys)
-            and all(map(is_, state, keys))
-            and all(map(is_, state.values(), values))
-        )
+        return len(every) == self._n and holds(state, *self._entries)
 
-    def add(self, state: dict[Any, Any]) -> None:
-        """Add the packed tensors to the states."""
-        state.update(self._without)
-        collections.deque(map(dict.update, self._held, self._beside), 0)
+    @contextlib.contextmanager
+    def within(self, state: dict[Any, Any]) -> Iterator[None]:
+        """Add the packed tensors to the states within the context."""
+        try:
+            state.update(self._without)
+            with self._beside.within():
+                yield
+        finally:
+            try:
+                self._drop(state)
+            finally:
+                self._drop(state)  # an interrupt may come before
 
-    def drop(self, state: dict[Any, Any]) -> None:
-        """Remove them, and states that have nothing else."""
-        pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in self._keys]
-        at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
+    def _drop(self, state: dict[Any, Any]) -> None:
+        """Remove states that have nothing else."""
         for master, own in self._without.items():
             if not own:
                 state.pop(master, None)
@@ -226,22 +220,13 @@ class Masters:
         """Return the stored gradient of each master, by id, after `take_gradients`."""
         return self._columns.stored
 
-    @contextlib.contextmanager
-    def hollow(self) -> Iterator[None]:
+    def hollow(self) -> contextlib.AbstractContextManager[None]:
         """Add the packed tensors to the state within the context."""
         assert self.optimizer is not None
         state = self.optimizer.state
         if not self._places.fit(self.every, state):
             self._places = _Places(self.every, state)
-        places = self._places
-        try:
-            places.add(state)
-            yield
-        finally:
-            try:
-                places.drop(state)
-            finally:
-                places.drop(state)  # an interrupt may come before
+        return self._places.within(state)
 
     @contextlib.contextmanager
     def unpacked(self) -> Iterator[None]:

@@ -116,10 +116,7 @@ def _comparison(
     ]
     compared = in_c(helper, facts)
     need(first_untrue(facts) == 0, compared() == 0)
-    attributes_now = vars(optimizer)
-    if source is None:
-        lanes, grads = lane_guard.as_calls(attributes_now, lists, state, None)
-    else:
-        lanes, grads = lane_guard.as_calls(attributes_now, lists, state, source.grads)
-        lanes.insert(0, source.read)
-    return Comparison([compared, *lanes, launcher.compare_others()], grads, source)
+    read, of_parts = ([], None) if source is None else ([source.read], source.grads)
+    lanes, grads = lane_guard.as_calls(vars(optimizer), lists, state, of_parts)
+    calls = [compared, *read, *lanes, launcher.compare_others()]
+    return Comparison(calls, grads, source)

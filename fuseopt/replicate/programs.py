@@ -23,6 +23,7 @@ from ..inputs.lanes import Lanes
 from ..inputs.presence import alike_but_for_the_gradient, widened
 from ..ir.expressions import Item
 from ..runtime.plan import Plan
+from ..runtime.recent import Recent
 from ..runtime.step import CompiledStep
 from ..runtime.tables.host_numbers import CPU
 from .extend import COMMON, Extended
@@ -75,7 +76,7 @@ class Program:
     turn: Turn = field(init=False)
     #: the home of the lanes of its calls, see presence
     home: Lanes | None = None
-    turns: dict[str, Turn] = field(default_factory=dict)
+    turns: Recent[Turn] = field(default_factory=lambda: Recent(TURNS))
     _stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
     _memory: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(
         default_factory=dict
@@ -103,13 +104,11 @@ class Program:
             return True
         found = lanes if lanes.home is None else lanes.home
         key = repr((members, [kind.lanes for kind in found.kinds], lanes.present))
-        turn = self.turns.pop(key, None) or self._make_turn(lanes, found, members)
+        turn = self.turns.get(key) or self._make_turn(lanes, found, members)
         if turn is None:
             return False
-        while len(self.turns) >= TURNS:
-            del self.turns[next(iter(self.turns))]
-        self.home = None
-        self.turns[key] = self.turn = turn
+        self.turns.use(key, turn)
+        self.home, self.turn = None, turn
         self.step.taking, self.results.at = turn.taking, turn.at
         self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
         return True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain, repeat
-from operator import attrgetter, is_not, itemgetter
+from operator import attrgetter, is_not
 
 from torch.optim import Optimizer
 
 from ..inputs.keys import LanesDiffer
+from ..inputs.lane_matcher import PARAMS
 from ..inputs.lanes import Lanes
 
 #: Optimizers of fewer lanes than this are traced whole.
@@ -19,18 +20,17 @@ MANY = 16
 SHARE = 0.5
 #: The end of the reason when more lanes would lead.
 UNLIKE = "lanes are unlike"
-_PARAMS = itemgetter("params")
 _GRAD = attrgetter("grad")
 
 
 def many_lanes(optimizer: Optimizer) -> bool:
     """Does an optimizer have so many lanes that tracing a few of them pays?"""
-    return sum(map(len, map(_PARAMS, optimizer.param_groups))) >= FEW
+    return sum(map(len, map(PARAMS, optimizer.param_groups))) >= FEW
 
 
 def may_lead(optimizer: Optimizer) -> bool:
     """Does an optimizer have many lanes, or a few that all have a gradient?"""
-    lists = [*map(_PARAMS, optimizer.param_groups)]
+    lists = [*map(PARAMS, optimizer.param_groups)]
     n = sum(map(len, lists))
     if n < FEW or n >= MANY:
         return n >= MANY

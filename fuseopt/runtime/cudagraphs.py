@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -41,6 +40,7 @@ from .extern_calls import touched_inputs
 from .marks import marked, replay_name
 from .memory import Memory
 from .probes import circumstances
+from .recent import Recent
 from .sites import Graphs, Site
 from .tables.host_numbers import place_of
 from .triton.registry import type_of
@@ -168,7 +168,7 @@ class Replays:
         self.require = require
         self.on_state = on_state
         self.off = ""
-        self.held: OrderedDict[tuple[Any, ...], CapturedGraphs] = OrderedDict()
+        self.held: Recent[CapturedGraphs] = Recent(KEPT)
         self.seen: tuple[Any, ...] | None = None
         self.captures = self.replayed = 0
         #: the binding whose tables the graphs read
@@ -280,7 +280,7 @@ class Replays:
             key = (*key, circumstances())
         graphs = self.held.get(key)
         if graphs is not None:
-            self.held.move_to_end(key)
+            self.held.use(key, graphs)
             return graphs
         if self.seen != key:
             self.seen = key
@@ -291,9 +291,8 @@ class Replays:
         graphs = self._capture(bound, tensors)
         if graphs is not None:
             self.captures += 1
-            self.held[key] = graphs
-            if len(self.held) > KEPT:
-                self.held.popitem(last=False)[1].release()
+            for dropped in self.held.use(key, graphs):
+                dropped.release()
             self.on_state("captured")
         return graphs
 

@@ -13,7 +13,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from operator import contains, is_
+from operator import contains
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from ..errors import UnsupportedInput
 from ..replicate.models import without_contents
 from ..runtime.undo import at_once
+from .beside import Beside, State, holds, update
 from .formats import Format
 from .packing import full_precision, key_of, like_unpacked, packed_in, parts_of
 from .rule import Rule
 
-_State = dict[str, Any]
 #: What the state of a parameter may be. Their methods are functions of C.
 DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
@@ -37,7 +37,7 @@ class _Lane(NamedTuple):
     """
 
     param: torch.Tensor
-    state: _State
+    state: State
     packed: Mapping[str, tuple[Format, Mapping[str, str]]]
     hollow: dict[str, torch.Tensor]
 
@@ -68,15 +68,12 @@ class PackedState:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self._lanes: list[_Lane] = []
-        self._states: list[_State] = []
-        #: all keys and values of the optimizer's state, those of users too
+        #: the keys, if users have entries too, and the values of the optimizer's state
         self._entries: tuple[list[Any], list[Any]] = [], []
-        self._only_dicts = True
-        self._hollow: list[dict[str, torch.Tensor]] = []
+        self._unpacked = Beside()
         self._sizes: list[int] = []
-        #: (key, the states with this packed key), and the same for packed tensors
-        self._keys: list[tuple[str, list[_State]]] = []
-        self._packed_keys: list[tuple[str, list[_State]]] = []
+        #: (key, the states with this key of a packed tensor)
+        self._packed_keys: list[tuple[str, list[State]]] = []
         #: the number of tensors packed so far
         self._n = 0
         self._warned = False
@@ -96,20 +93,18 @@ class PackedState:
         self._warn_of_unknown_keys(states)
         former = {id(x.state): x.hollow for x in self._lanes}
         self._lanes = [_lane(p, state, former.get(id(state), {})) for p, state in every]
-        self._states, self._sizes = states, [*map(len, states)]
-        self._entries = [*optimizer.state], [*optimizer.state.values()]
-        self._only_dicts = {*map(type, states)} <= {dict}
-        self._hollow = [x.hollow for x in self._lanes]
-        by_key: dict[str, list[_State]] = {}
-        by_packed_key: dict[str, list[_State]] = {}
+        self._sizes = [*map(len, states)]
+        self._unpacked = Beside(states, [x.hollow for x in self._lanes])
+        by_packed_key: dict[str, list[State]] = {}
         for lane in self._lanes:
-            for target, (_, keys) in lane.packed.items():
-                by_key.setdefault(target, []).append(lane.state)
-                by_packed_key.setdefault(keys[""], []).append(lane.state)
-        self._keys, self._packed_keys = [*by_key.items()], [*by_packed_key.items()]
+            for _, of_parts in lane.packed.values():
+                by_packed_key.setdefault(of_parts[""], []).append(lane.state)
+        self._packed_keys, entries = [*by_packed_key.items()], optimizer.state
+        keys = [] if len(entries) == len(states) else [*entries]
+        self._entries = keys, [*entries.values()]
 
     @torch.no_grad()
-    def _packed(self, param: torch.Tensor, state: Any, name: str | None) -> _State:
+    def _packed(self, param: torch.Tensor, state: Any, name: str | None) -> State:
         """Return a state packed by the rule: the same object if it is packed so
         already.
         """
@@ -128,7 +123,7 @@ class PackedState:
             if form is not getattr(wanted[target], "form", None)
         }
         wide = full_precision(state, other) if other else state
-        packed: _State = {}
+        packed: State = {}
         for key, value in wide.items():
             form = (
                 self.rule.of(key, value, param, name) if isinstance(key, str) else None
@@ -142,7 +137,7 @@ class PackedState:
             self._n += 1
         return state if [*packed] == [*state] else packed
 
-    def _warn_of_unknown_keys(self, states: list[_State]) -> None:
+    def _warn_of_unknown_keys(self, states: list[State]) -> None:
         """Warn, once, about keys that the user names and no state has."""
         known = {key for state in states for key in (*state, *packed_in(state))}
         unknown = [key for key in self.rule.keys if key not in known]
@@ -157,52 +152,27 @@ class PackedState:
 
     def restore(self, optimizer: Optimizer) -> None:
         """Unpack all of the state for good."""
-        self._states, self._entries = [], ([], [])
+        self._forget()
         states = [state for _, state in _of_tensors(optimizer)]
         _replace(states, [full_precision(state) for state in states])
 
+    def _forget(self) -> None:
+        """Let the next call check all states."""
+        self._unpacked, self._entries = Beside(), ([], [])
+
     def _holds(self, optimizer: Optimizer) -> bool:
         """Has each lane the same state as before, all of it packed?"""
-        state, (keys, values) = optimizer.state, self._entries
+        unpacked = self._unpacked
         return (
-            len(state) == len(values)
-            and all(map(is_, state.values(), values))
-            and (len(values) == len(self._states) or all(map(is_, state, keys)))
-            and [*map(len, self._states)] == self._sizes
-            and not any(any(map(contains, x, repeat(key))) for key, x in self._keys)
+            holds(optimizer.state, *self._entries)
+            and [*map(len, unpacked.states)] == self._sizes
+            and not any(any(map(contains, x, repeat(key))) for key, x in unpacked.keys)
             and all(all(map(contains, x, repeat(key))) for key, x in self._packed_keys)
         )
 
-    @contextlib.contextmanager
-    def hollow(self) -> Iterator[None]:
+    def hollow(self) -> contextlib.AbstractContextManager[None]:
         """Add the unpacked tensors, without memory, to the state within the context."""
-        drop = functools.partial(self._drop, [*self._keys], self._only_dicts)
-        try:
-            if self._only_dicts:
-                _each(dict.update, self._states, self._hollow)
-            else:
-                at_once([*map(_update, self._states, self._hollow)])
-            yield
-        finally:
-            try:
-                drop()
-            finally:
-                drop()  # an interrupt may come before the first one is added
-
-    @staticmethod
-    def _drop(keys: Sequence[tuple[str, list[_State]]], only_dicts: bool) -> None:
-        """Remove these keys from these states, in one C call."""
-        if only_dicts:
-            pops = [map(dict.pop, x, repeat(key), repeat(None)) for key, x in keys]
-            at_once([functools.partial(collections.deque, pop, 0) for pop in pops])
-        else:
-            at_once(
-                [
-                    functools.partial(type(state).pop, state, key, None)
-                    for key, states in keys
-                    for state in states
-                ]
-            )
+        return self._unpacked.within()
 
     @contextlib.contextmanager
     def unpacked(self, every: bool) -> Iterator[None]:
@@ -210,7 +180,7 @@ class PackedState:
         `every` adds the other lanes.
         """
         lanes = [x for x in self._lanes if every or x.param.grad is not None]
-        self._states, self._entries = [], ([], [])  # the next call checks all states
+        self._forget()
         try:
             with torch.no_grad():
                 for lane in lanes:
@@ -222,29 +192,19 @@ class PackedState:
                     lane.pack()
 
 
-def _replace(states: Sequence[_State], news: Sequence[_State]) -> None:
+def _replace(states: Sequence[State], news: Sequence[State]) -> None:
     """Replace the contents of states in one C call, which no signal interrupts."""
     calls: list[Callable[[], object]] = []
     for state, new in zip(states, news, strict=True):
         if new is not state:
             clear = functools.partial(type(state).clear, state)
-            calls += [clear, _update(state, new)]
+            calls += [clear, update(state, new)]
     at_once(calls)
-
-
-def _update(state: _State, new: Mapping[str, Any]) -> Callable[[], object]:
-    """Return the C call that adds entries to a state."""
-    return functools.partial(type(state).update, state, new)
 
 
 def _of_tensors(optimizer: Optimizer) -> list[tuple[torch.Tensor, Any]]:
     """Return the states of parameters. Users keep other entries beside these."""
     return [(p, x) for p, x in optimizer.state.items() if isinstance(p, torch.Tensor)]
-
-
-def _each(function: Callable[..., Any], *columns: Any) -> None:
-    """Call a C function with each row of some columns."""
-    collections.deque(map(function, *columns), 0)
 
 
 def _is_hollow(t: Any) -> bool:
@@ -259,7 +219,7 @@ def _is_hollow(t: Any) -> bool:
 
 
 def _lane(
-    param: torch.Tensor, state: _State, former: Mapping[str, torch.Tensor]
+    param: torch.Tensor, state: State, former: Mapping[str, torch.Tensor]
 ) -> _Lane:
     """Return a lane with its present state. Reuse the former tensors without memory if
     they fit.

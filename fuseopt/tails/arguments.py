@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..errors import FuseoptError, NotAnOptimizer
+from ..replicate.models import reach_of
 
 Tensors = list[torch.Tensor]
 _GRAD = attrgetter("grad")
@@ -56,16 +57,10 @@ def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
 
 def overlap(tensors: Sequence[torch.Tensor]) -> bool:
     """Do two tensors share memory?"""
-    spans = sorted((t.data_ptr(), _bytes(t)) for t in tensors if t.numel())
+    spans = sorted(
+        (t.data_ptr(), t.itemsize * reach_of(t.shape, t.stride())) for t in tensors
+    )
     return any(a + n > b for (a, n), (b, _) in pairwise(spans) if a)
-
-
-def _bytes(t: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first element to its last one."""
-    if t.is_contiguous():
-        return t.nbytes
-    steps = zip(t.shape, t.stride(), strict=True)
-    return t.itemsize * (1 + sum((n - 1) * stride for n, stride in steps))
 
 
 def clear(params: Iterable[torch.Tensor]) -> None:

@@ -27,6 +27,7 @@ from ..replicate.driver import LedOptimizer
 from ..replicate.models import BESIDE
 from ..replicate.tail_arguments import StaleTailInputs, TailArguments
 from ..replicate.worth import many_lanes
+from ..runtime.recent import Recent
 from .adaptive import adapt
 from .arguments import gradients_of, parameters_of
 from .columns import columns_of, dtypes_beside, shared_of
@@ -208,7 +209,7 @@ class LedTail:
         self.config = config
         self.refusal = ""
         self.compiling = Compiling(function, options)
-        self.forms: dict[Any, LedOptimizer] = {}
+        self.forms: Recent[LedOptimizer] = Recent(MAX_FORMS)
         self.totals = Totals(config, self.compiling.first_launch)
         #: the statistics of each parameter; None until a call measures them
         self.table: Table | None = None
@@ -416,14 +417,12 @@ class LedTail:
             *map(type, tail_inputs["adaptive"] or ()),
             *(x is None for x in factors),
         )
-        leader = self.forms.pop(key, None)
-        if leader is not None:
-            self.forms[key] = leader
-        else:
-            while len(self.forms) >= MAX_FORMS:
-                self.forms.pop(next(iter(self.forms))).release()
+        leader = self.forms.get(key)
+        if leader is None:
             form = TailPlan(tail_inputs, factors, drops, [*dtypes, *[None] * n_cells])
-            leader = self.forms[key] = self._leader_of(form)
+            leader = self._leader_of(form)
+        for dropped in self.forms.use(key, leader):
+            dropped.release()
         return leader
 
     def _leader_of(self, form: TailPlan) -> LedOptimizer:

@@ -21,6 +21,7 @@ from ..inputs.last_call import LastCall
 from ..inputs.pending_gradients import PartMismatch
 from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
+from ..runtime.recent import Recent
 from ..shards.local import LocalOptimizer, part_of
 from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
@@ -98,8 +99,8 @@ class LedPartsTail:
         self.refusal = ""
         self.compiling = Compiling(function, options)
         self.local: LocalOptimizer | None = None
-        self.norms: dict[Any, PartNorm] = {}
-        self.forms: dict[Any, tuple[LedOptimizer, torch.Tensor]] = {}
+        self.norms: Recent[PartNorm] = Recent(MAX_FORMS)
+        self.forms: Recent[tuple[LedOptimizer, torch.Tensor]] = Recent(MAX_FORMS)
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
@@ -348,7 +349,7 @@ class LedPartsTail:
             tail_inputs["norm_type"],
             type(divisor),
         )
-        norm = self.norms.pop(key, None)
+        norm = self.norms.get(key)
         if norm is None or not norm.fits(grads):
             arguments = (
                 grads,
@@ -358,9 +359,7 @@ class LedPartsTail:
                 divisor,
             )
             norm = PartNorm(*arguments, self.config, self.compiling.first_launch)
-        while len(self.norms) >= MAX_FORMS:
-            del self.norms[next(iter(self.norms))]
-        self.norms[key] = norm
+        self.norms.use(key, norm)
         return norm
 
     def _form(
@@ -383,12 +382,10 @@ class LedPartsTail:
             *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
             None if norm is None else id(norm),
         )
-        cached = self.forms.pop(key, None)
+        cached = self.forms.get(key)
         if cached is not None:
-            self.forms[key] = cached
+            self.forms.use(key, cached)
             return cached
-        while len(self.forms) >= MAX_FORMS:
-            self.forms.pop(next(iter(self.forms)))[0].release()
         total, factors = torch.empty(()), NO_FACTORS
         if norm is not None:
             device = norm.values[0].device
@@ -398,5 +395,6 @@ class LedPartsTail:
         form: StepWrapper = inner if norm is None else PartsWrapper(inner, norm)
         assert self.local is not None
         leader = self.compiling.leader(form, self.local.outward)
-        self.forms[key] = leader, total
+        for dropped, _ in self.forms.use(key, (leader, total)):
+            dropped.release()
         return leader, total

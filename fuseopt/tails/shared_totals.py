@@ -21,6 +21,7 @@ from ..errors import CaptureError
 from ..inputs.keys import LanesDiffer
 from ..inputs.policy import RefusingPolicy
 from ..runtime.commit import Pending
+from ..runtime.recent import Recent
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from .new_scalars import NewScalars
@@ -40,7 +41,7 @@ class SharedTotals:
     def __init__(self, config: Config, notify: Callable[[Report], None]) -> None:
         self.config = config
         self.notify = notify
-        self._graphs: dict[Any, _SharedGraph] = {}
+        self._graphs: Recent[_SharedGraph] = Recent(MAX_GRAPHS)
 
     def __call__(
         self,
@@ -74,9 +75,7 @@ class SharedTotals:
             tuple(order),
             *map(type, (divisor, max_norm)),
         )
-        graph = self._graphs.pop(key, None)
-        while len(self._graphs) >= MAX_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        graph = self._graphs.get(key)
         if graph is None:
             fixed = {
                 "judged": judged,
@@ -86,7 +85,7 @@ class SharedTotals:
             }
             common = self.config, self.notify
             graph = _SharedGraph(fixed, read, widened, numbers, *common)
-        self._graphs[key] = graph
+        self._graphs.use(key, graph)
         return graph(read, numbers)
 
     def forget(self) -> None:

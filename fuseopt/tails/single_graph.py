@@ -122,21 +122,20 @@ class SingleGraph:
             self.repeats = parts.last is not None
             return of_parts
         several = self.several
-        if several is not None and self.must_lead:
-            of_several = several.step(tail_inputs, drops, params)
-            if isinstance(of_several, str) and self.packed:
-                return f"{self.packed}; {of_several}"
-            return of_several
-        there = bytes(p.grad is not None for p in params)
-        may_be_eager = self.whole.config.fallback != "error"
-        if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
-            # the layout of a graph for a set takes longer than some tails in pieces
-            return MANY_SETS
-        self._sets.add(there)
-        if several is not None and several.pays:
+        must = several is not None and self.must_lead
+        if not must:
+            there = bytes(p.grad is not None for p in params)
+            may_be_eager = self.whole.config.fallback != "error"
+            if may_be_eager and len(self._sets) >= SETS and there not in self._sets:
+                # a layout of a graph for a set takes longer than some tails in pieces
+                return MANY_SETS
+            self._sets.add(there)
+        if several is not None and (must or several.pays):
             of_several = several.step(tail_inputs, drops, params)
             if not isinstance(of_several, str):
                 return of_several
+            if must:
+                return f"{self.packed}; {of_several}" if self.packed else of_several
             self.whole.since = of_several
         led = self.led
         if led is not None and led.wants(tail_inputs):

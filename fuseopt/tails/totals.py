@@ -29,6 +29,7 @@ from ..runtime.binding import Binding
 from ..runtime.commit import Launches, Pending
 from ..runtime.executor import Program
 from ..runtime.linked_step import LinkedStep, link
+from ..runtime.recent import Recent
 from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from .new_scalars import NewScalars
@@ -66,7 +67,7 @@ class Totals:
     def __init__(self, config: Config, notify: Callable[[Report], None]) -> None:
         self.config = config
         self.notify = notify
-        self._graphs: dict[Any, _TotalsGraph] = {}
+        self._graphs: Recent[_TotalsGraph] = Recent(MAX_GRAPHS)
 
     def of(
         self,
@@ -109,12 +110,10 @@ class Totals:
             tuple(places),
             *map(type, other_inputs[2:]),
         )
-        graph = self._graphs.pop(key, None)
-        while len(self._graphs) >= MAX_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        graph = self._graphs.get(key)
         if graph is None:
             graph = _TotalsGraph(tail_inputs, grads, cells, self.config, self.notify)
-        self._graphs[key] = graph
+        self._graphs.use(key, graph)
         factors = graph.factors
         if tail_inputs["factor"] is not None:  # of an earlier clip; none is made here
             factors = factors._replace(clips=tail_inputs["factor"])

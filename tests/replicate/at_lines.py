@@ -119,7 +119,7 @@ def restrict(leads: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     elif leads is not tails_single:
         monkeypatch.setattr(SingleTail, "_learn", lambda _: None)
     if leads in (driver, steady, comparison):
-        monkeypatch.setattr(QuickSteps, "_learn", lambda *_: None)
+        monkeypatch.setattr(QuickSteps, "learn", lambda *_: None)
     if leads in (driver, steady):
         monkeypatch.setattr(steady, "comparison", lambda *_: None)
     if leads is driver:

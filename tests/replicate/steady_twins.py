@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,11 +70,31 @@ class Side:
         return found
 
 
-class Count:
-    """Counts the calls that a steady one did. `single`: those done by one call of C."""
+class Counted:
+    """Methods of classes, replaced within a context by functions that count calls."""
+
+    def __init__(self, *replaced: tuple[type, str, Callable[..., Any]]) -> None:
+        self._patches = [mock.patch.object(*x) for x in replaced]
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Any:
+        for patch in self._patches:
+            self._stack.enter_context(patch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+class Count(Counted):
+    """Counts the calls that a steady one did. `single`: those done by one call of C.
+
+    `launched`: whether each attempt of such a call launched.
+    """
 
     def __init__(self) -> None:
         self.done = self.tried = self.single = 0
+        self.launched: list[bool] = []
         step, call, launched = SteadyCall.step, SingleCall.__call__, SingleCall.launched
 
         def counted(*args: Any) -> bool:
@@ -84,6 +105,7 @@ class Count:
 
         def counted_launch(*args: Any) -> bool:
             did = launched(*args)
+            self.launched.append(did)
             self.tried += did
             self.done += did
             self.single += did
@@ -96,20 +118,11 @@ class Count:
                 self.single += 1
             return did
 
-        self._patches = [
-            mock.patch.object(SteadyCall, "step", counted),
-            mock.patch.object(SingleCall, "__call__", counted_single),
-            mock.patch.object(SingleCall, "launched", counted_launch),
-        ]
-
-    def __enter__(self) -> Count:
-        for patch in self._patches:
-            patch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for patch in self._patches:
-            patch.stop()
+        super().__init__(
+            (SteadyCall, "step", counted),
+            (SingleCall, "__call__", counted_single),
+            (SingleCall, "launched", counted_launch),
+        )
 
 
 def by_compile(side: Side) -> None:
@@ -148,6 +161,13 @@ class Pair:
             return False
         assert not found, found[:3]
         return True
+
+    def outlive(self, event: Callable[[Side], Any]) -> None:
+        """Do a step after an event, and three more; stop where both raise."""
+        if self.step(event):
+            for _ in range(3):
+                if not self.step():
+                    break
 
     def warm(self, count: Count, calls: int = 8) -> None:
         """Do steps until a call was steady."""

@@ -35,10 +35,7 @@ def changed(name: str, way: str, event: str) -> None:
         pair = Pair(name, way)
         try:
             pair.warm(count)
-            if pair.step(EVENTS[event]):
-                for _ in range(3):
-                    if not pair.step():
-                        break
+            pair.outlive(EVENTS[event])
         finally:
             pair.end()
 

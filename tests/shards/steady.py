@@ -34,7 +34,7 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[list[int], bool]] = []
         compare, put = PartGuard.compare, PendingGradients.put
-        monkeypatch.setattr(QuickSteps, "learn_of_parts", lambda *_: None)
+        monkeypatch.setattr(QuickSteps, "learn", lambda *_: None)
 
         def compared(guard: PartGuard, *args: Any) -> Any:
             grads = compare(guard, *args)

@@ -7,7 +7,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fuseopt.replicate.single_call import SingleCall
+from tests.replicate.steady_twins import Count
 from tests.shards import assert_same, local
 from tests.shards.steady import (
     adamw,
@@ -46,15 +46,8 @@ Change = Callable[[Optimizer, DeviceMesh], object]
 @pytest.fixture
 def single() -> Iterator[list[bool]]:
     """Whether C did each attempt to repeat a step."""
-    attempts: list[bool] = []
-    launched = SingleCall.launched
-
-    def counted(*args: Any) -> bool:
-        attempts.append(launched(*args))
-        return attempts[-1]
-
-    with mock.patch.object(SingleCall, "launched", counted):
-        yield attempts
+    with Count() as count:
+        yield count.launched
 
 
 def walk(

@@ -98,7 +98,7 @@ def test_an_interrupt(
     done = done or (after and name == "finish")
     skip: Any = (lambda step, now: None if now else step()) if not done else None
     want = walk("", mesh, **({"call": skip} if skip else {}))
-    monkeypatch.setattr(QuickSteps, "learn_of_parts", lambda *_: None)
+    monkeypatch.setattr(QuickSteps, "learn", lambda *_: None)
     monkeypatch.setattr(kind, name, cut)
     assert_same(walk(WAYS[0], mesh, call=call), want)
 

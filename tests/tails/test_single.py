@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 
-import fuseopt
 from fuseopt.tails.single import SingleTail
 from tests.beside import quiet
 from tests.replicate.steady_table import EVENTS
-from tests.replicate.steady_twins import OPTIONS, WAYS, Pair, Side
+from tests.replicate.steady_twins import Counted
+from tests.tails.pairs import pair_of
 
-NORM = 0.1
 #: A tail reads a list of parameters more than once, which ends an iterator.
 TAIL_EVENTS = [name for name in EVENTS if name != "parameters in an iterator"]
 
 
-def params_of(side: Side) -> list[Any]:
-    return [p for group in side.opt.param_groups for p in group["params"]]
-
-
-def pair_of(name: str, clips: bool = True) -> Pair:
-    """Return a tail and its twin in eager."""
-    given: dict[str, Any] = {"clip_grad_norm": NORM} if clips else {"zero_grad": False}
-
-    def by_tail(side: Side) -> None:
-        tail = fuseopt.tail(side.opt, **given, **OPTIONS)
-        side.call = lambda: tail()
-
-    with mock.patch.dict(WAYS, tail=by_tail):
-        pair = Pair(name, "tail")
-    twin = pair.twin
-
-    def eager() -> None:
-        if clips:
-            torch.nn.utils.clip_grad_norm_(params_of(twin), NORM, foreach=True)
-        twin.opt.step()
-
-    twin.call = eager
-    return pair
-
-
-class Count:
+class Count(Counted):
     """Counts the tails that one call of C did, and those that it compared."""
 
     def __init__(self) -> None:
@@ -61,19 +33,10 @@ class Count:
             self.compared += results is not None
             return results
 
-        self._patches = [
-            mock.patch.object(SingleTail, "_launched", counted_launch),
-            mock.patch.object(SingleTail, "__call__", counted_call),
-        ]
-
-    def __enter__(self) -> Count:
-        for patch in self._patches:
-            patch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for patch in self._patches:
-            patch.stop()
+        super().__init__(
+            (SingleTail, "_launched", counted_launch),
+            (SingleTail, "__call__", counted_call),
+        )
 
 
 def changed(name: str, event: str, launches: bool) -> None:
@@ -86,10 +49,7 @@ def changed(name: str, event: str, launches: bool) -> None:
                 pair.step()
             assert count.compared == before[1] + 1, "C did not compare the last call"
             assert count.launched == before[0] + launches
-            if pair.step(EVENTS[event]):
-                for _ in range(3):
-                    if not pair.step():
-                        break
+            pair.outlive(EVENTS[event])
         finally:
             pair.end()
 
