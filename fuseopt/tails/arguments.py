@@ -57,10 +57,15 @@ def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
 
 def overlap(tensors: Sequence[torch.Tensor]) -> bool:
     """Do two tensors share memory?"""
-    spans = sorted(
-        (t.data_ptr(), t.itemsize * reach_of(t.shape, t.stride())) for t in tensors
-    )
+    spans = sorted((t.data_ptr(), _bytes(t)) for t in tensors if t.numel())
     return any(a + n > b for (a, n), (b, _) in pairwise(spans) if a)
+
+
+def _bytes(t: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to its last one."""
+    if t.is_contiguous():
+        return t.nbytes
+    return t.itemsize * reach_of(t.shape, t.stride())
 
 
 def clear(params: Iterable[torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ..inputs.keys import LanesDiffer
 from ..replicate.tail_arguments import TailArguments
-from .totals import Factors
+from .totals_graph import Factors
 
 Tensors = list[torch.Tensor]
 

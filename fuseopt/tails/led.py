@@ -38,7 +38,8 @@ from .predication import DROPPED, predicate
 from .sequence import average, clamp
 from .stats import norms_of
 from .table import OF_PARAMETERS, Table
-from .totals import Factors, NormLaunch, Totals
+from .totals import NormLaunch, Totals
+from .totals_graph import Factors
 
 Tensors = list[torch.Tensor]
 #: Most forms that are kept, each for one set of options.

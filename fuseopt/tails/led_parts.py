@@ -30,7 +30,7 @@ from .led import MAX_FORMS, TailPlan
 from .part_norm import PartNorm
 from .parts_call import PartsCall
 from .parts_wrapper import PartsWrapper
-from .totals import NO_FACTORS, Factors
+from .totals_graph import NO_FACTORS, Factors
 
 Tensors = list[torch.Tensor]
 Tail = tuple[torch.Tensor, ...]

@@ -32,7 +32,8 @@ from .masters import HasMasters, widened
 from .sequence import TailInputs, afterwards, clamp
 from .shared_totals import SharedTotals
 from .steps import packs
-from .totals import Factors, NormLaunch
+from .totals import NormLaunch
+from .totals_graph import Factors
 
 Tensors = list[torch.Tensor]
 #: From so many lanes on, optimizers without packed state or masters are led.
