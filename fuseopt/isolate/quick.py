@@ -10,6 +10,7 @@ from .. import compat
 from ..compat.facts import ENTRY, Fact, attributes
 from ..compiler.session import session
 from ..inputs.change import SAME
+from ..replicate.comparison import if_repeatable, need, there
 from ..replicate.single_call import SingleCall, single_call
 
 #: The stances of torch.compiler with which Dynamo runs compiled code.
@@ -49,6 +50,7 @@ class QuickSteps:
         self.step = None
         return False
 
+    @if_repeatable
     def learn(self, compiler: Any, optimizer: Optimizer, shards: Any = None) -> None:
         """Make the single call that repeats the last one, if that was steady.
 
@@ -63,16 +65,15 @@ class QuickSteps:
         more, given = ([], None) if shards is None else shards.facts() or (None, None)
         if more is None or given is not steady.in_c.given or not steady.attempts.due():
             return
-        around, wanted, single = _around(compiler, optimizer), None, None
-        if around is not None:
-            around += more
-            if self.by_option:
-                wanted = optimizer.defaults["differentiable"]
-                around += attributes(optimizer, "defaults")
-                around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
-            single = single_call(steady, optimizer, compiler.lock, wanted, around)
-        alone = single is not None and (shards is None or single.launches)
-        self.step = single if alone else None
+        self.step, wanted = None, None
+        around = [*_around(compiler, optimizer), *more]
+        if self.by_option:
+            wanted = optimizer.defaults["differentiable"]
+            around += attributes(optimizer, "defaults")
+            around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
+        single = single_call(steady, optimizer, compiler.lock, wanted, around)
+        if single is not None and (shards is None or single.launches):
+            self.step = single
 
 
 def _may_repeat(compiler: Any) -> bool:
@@ -82,21 +83,17 @@ def _may_repeat(compiler: Any) -> bool:
     return judged and not waits and compat.stance() in TRACES
 
 
-def _around(compiler: Any, optimizer: Optimizer) -> list[Fact] | None:
-    """Return the facts that the layers around a led step compare; None if unknown."""
-    undisturbed = compat.undisturbed_facts(optimizer)
-    structure = compiler.structure.facts()
-    if undisturbed is None or structure is None:
-        return None
+def _around(compiler: Any, optimizer: Optimizer) -> list[Fact]:
+    """Return the facts that the layers around a led step compare."""
     facts = [
-        *undisturbed,
+        *there(compat.undisturbed_facts(optimizer)),
         *compat.stance_facts(),
         *attributes(compiler, "race", "leader", "shards", "packed_step", "judged"),
         *attributes(compiler.judged, "epoch"),
         *attributes(session, "deferred"),
-        *structure,
+        *there(compiler.structure.facts()),
     ]
     # a signal handler may have changed anything before the facts
-    may = _may_repeat(compiler) and compat.undisturbed(optimizer)
-    same = may and compiler.structure.compare(optimizer) is SAME
-    return facts if same else None
+    need(_may_repeat(compiler), compat.undisturbed(optimizer))
+    need(compiler.structure.compare(optimizer) is SAME)
+    return facts

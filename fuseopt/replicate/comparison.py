@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from .. import compat
 from ..compat.facts import ENTRY, Fact, attributes, entry, first_untrue, items, result
@@ -24,6 +24,9 @@ from ..inputs.pending_gradients import GradientsInC, PendingGradients
 from ..runtime.commit import write
 from ..runtime.guards.facts import in_c
 from ..runtime.undo import CALL
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Comparison:
@@ -60,25 +63,35 @@ def need(*conditions: object) -> None:
         raise CannotRepeat
 
 
+def there(x: T | None) -> T:
+    """Return an object; raise CannotRepeat for None."""
+    need(x is not None)
+    return cast(T, x)
+
+
+def if_repeatable(make: Callable[P, T]) -> Callable[P, T | None]:
+    """Let a function return None where C cannot compare a call."""
+
+    @functools.wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return make(*args, **kwargs)
+        except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
+            reraise(error)
+            return None
+
+    return made
+
+
+@if_repeatable
 def comparison(
     steady: Any, optimizer: Any, given: PendingGradients | None = None
-) -> Comparison | None:
+) -> Comparison:
     """Return the comparison for a SteadyCall that has just been done.
 
     `given`: the gradients that it was given. None where C cannot compare all of it.
     """
-    try:
-        return _comparison(steady, optimizer, given)
-    except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
-        reraise(error)
-        return None
-
-
-def _comparison(
-    steady: Any, optimizer: Any, given: PendingGradients | None
-) -> Comparison:
-    need(given is None or given.in_c is not None)
-    source = None if given is None else given.in_c
+    source = None if given is None else there(given.in_c)
     leader, launcher, lane_guard = steady.leader, steady.launcher, steady.lane_guard
     step, bound, guard = launcher.step, launcher.bound, launcher.guard
     shadow, state_guard, trace = steady.shadow, leader.state_guard, steady.trace

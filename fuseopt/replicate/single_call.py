@@ -17,11 +17,10 @@ import torch
 from .. import compat
 from ..compat.facts import ENTRY, Fact, attributes, first_untrue, result
 from ..compat.profiling import profiled
-from ..handlers import reraise
 from ..runtime.binding import Binding
 from ..runtime.guards.facts import in_c
 from ..runtime.undo import CALL
-from .comparison import CannotRepeat, Comparison, need
+from .comparison import Comparison, if_repeatable, need, there
 from .steady import SteadyCall
 from .tail_arguments import NO_TAIL_ARGUMENTS, TailArguments
 
@@ -97,6 +96,7 @@ class SingleCall:
         return bool(found <= 0)
 
 
+@if_repeatable
 def single_call(
     steady: SteadyCall,
     optimizer: Any,
@@ -105,40 +105,27 @@ def single_call(
     around: Sequence[Fact],
     tail_arguments: TailArguments = NO_TAIL_ARGUMENTS,
     reads: bool = True,
-) -> SingleCall | None:
+) -> SingleCall:
     """Return the single call that repeats a steady one, which C compares.
 
     `around`: facts that the callers of the step compare. `tail_arguments`: those of the
     call. Without `reads`, the caller fills the list of parts of gradients. None where
     one call of C cannot do the step.
     """
-    try:
-        launcher, compared, home = steady.launcher, steady.in_c, steady.leader.steady
-        bound, count = launcher.bound, launcher.guard.count
-        helper, threads = bound.helper, torch.get_num_threads()
-        need(steady.call.tail_arguments is tail_arguments, helper, compared, count)
-        facts = [
-            *around,
-            *attributes(home, "calls"),
-            *(
-                Fact(ENTRY, home.calls, k, x)
-                for k, x in home.calls.items()
-                if x is steady
-            ),
-        ]
-        launches: list[Any] = []
-        if _in_c(bound) and not profiled():
-            launches = bound.launches(threads)
-        if launches:
-            facts += [result(threads, torch.get_num_threads), result(False, profiled)]
-            facts += attributes(bound, "_launches", "allocated")
-            facts += attributes(bound.temps, "arena")
-        need(first_untrue(facts) == 0)
-    except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
-        reraise(error)
-        return None
-    assert helper is not None
-    assert compared is not None
+    launcher, compared, home = steady.launcher, there(steady.in_c), steady.leader.steady
+    bound, count = launcher.bound, there(launcher.guard.count)
+    helper, threads = there(bound.helper), torch.get_num_threads()
+    need(steady.call.tail_arguments is tail_arguments)
+    own = [Fact(ENTRY, home.calls, k, x) for k, x in home.calls.items() if x is steady]
+    facts = [*around, *attributes(home, "calls"), *own]
+    launches: list[Any] = []
+    if _in_c(bound) and not profiled():
+        launches = bound.launches(threads)
+    if launches:
+        facts += [result(threads, torch.get_num_threads), result(False, profiled)]
+        facts += attributes(bound, "_launches", "allocated")
+        facts += attributes(bound.temps, "arena")
+    need(first_untrue(facts) == 0)
     compares: list[Any] = [in_c(helper, facts)]
     if launches:
         read = None if reads or compared.given is None else compared.given.read

@@ -7,23 +7,21 @@ torch's function, and a Report gives the reason.
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import compat
-from ..compiler.entry import BACKEND, attach
 from ..compiler.session import session
 from ..errors import UnsupportedInput
-from ..handlers import reraise
-from ..isolate.compilations import Compilations
-from ..isolate.decorators import copied
 from ..isolate.quick import TRACES
 from ..locks import new_rlock
 from ..shadow.whole import NotTraced
+from .compiling import OneGraph
 from .deferred import leave, report_once, settle, settle_by, why_not_left
 from .norm_groups import NormGroup, clip_groups
 from .spread_clip import SpreadClip, check_memory
@@ -118,22 +116,14 @@ def clip_grad_norm_(
     return torch.nn.utils.clip_grad_norm_(params, *torch_args)
 
 
-class Clip:
-    """Clip of the gradients of some parameters. `refusal` is the reason why it no
-    longer works, or "". If there is a `factor`, the factor of the clip is written to it
-    and the gradients are left as they are.
+class Clip(OneGraph[torch.Tensor]):
+    """Clip of the gradients of some parameters. If there is a `factor`, the factor of
+    the clip is written to it and the gradients are left as they are.
     """
 
     def __init__(self, factor: torch.Tensor | None = None) -> None:
-        attach()
-        self.refusal = ""
         self.factor = factor
-        self.compilations = Compilations()
-        traced = copied(_clipped if factor is None else _measured, ())
-        compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], torch.Tensor] = compat.DirectDynamoCall(
-            compiled, traced
-        )
+        super().__init__(_clipped if factor is None else _measured)
 
     def call(self, arguments: _ClipArguments) -> torch.Tensor | None:
         """Clip and return the total norm; None, with `refusal`, if it wrote nothing."""
@@ -142,19 +132,11 @@ class Clip:
         arguments.factor = self.factor
         if self.factor is not None:
             settle_by(self.factor)
-        try:
-            with torch.no_grad():
-                norm = self.compiled(arguments)
-        except Exception as error:
-            reraise(error)
-            if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
-                raise
-            check_memory(arguments.grads)
-            self.refusal = compat.reason_of(error)
-            self.compilations.forget()
+        with torch.no_grad():
+            done = self(arguments, functools.partial(check_memory, arguments.grads))
+        if done is None:
             return None
-        if self.compilations.fakes.hold:
-            self.compilations.fakes.unhand()
+        (norm,) = done
         if arguments.raises and not bool(torch.isfinite(norm)):
             options = arguments.norm_type, True, arguments.foreach
             return torch.nn.utils.get_total_norm(arguments.grads, *options)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .. import compat
+from ..compiler.entry import BACKEND, attach
 from ..compiler.report import Report
+from ..handlers import reraise
 from ..isolate.compilations import Compilations
-from ..isolate.decorators import leading
+from ..isolate.decorators import copied, leading
 from ..replicate.driver import LedOptimizer
 from ..replicate.packed import Packing
 from ..replicate.step_wrapper import StepWrapper
 from ..shadow.optimizer import Write
+from ..shadow.whole import NotTraced
+
+T = TypeVar("T")
 
 
 def compiled(
@@ -21,6 +26,38 @@ def compiled(
     """Return `function`, compiled as one graph by Dynamo, if it traces calls at all."""
     traced_on_call = compilations.compile(backend, function, fullgraph=True)
     return compat.DirectDynamoCall(traced_on_call, function)
+
+
+class OneGraph(Generic[T]):
+    """Function of gradients, compiled as one graph. `refusal` is the reason why it no
+    longer is, or "".
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        attach()
+        self.refusal = ""
+        self.compilations = Compilations()
+        self.compiled = compiled(self.compilations, BACKEND, copied(function, ()))
+
+    def __call__(
+        self, arguments: Any, check: Callable[[], None] = lambda: None
+    ) -> tuple[T] | None:
+        """Return the result; None, with `refusal`, if nothing was written. Call `check`
+        before that.
+        """
+        try:
+            result = self.compiled(arguments)
+        except Exception as error:
+            reraise(error)
+            if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
+                raise
+            check()
+            self.refusal = compat.reason_of(error)
+            self.compilations.forget()
+            return None
+        if self.compilations.fakes.hold:
+            self.compilations.fakes.unhand()
+        return (result,)
 
 
 class Compiling:

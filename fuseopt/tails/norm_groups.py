@@ -19,13 +19,10 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..compiler.entry import BACKEND, attach
 from ..errors import UnsupportedInput
-from ..handlers import reraise
-from ..isolate.compilations import Compilations
-from ..isolate.decorators import copied
 from ..isolate.quick import TRACES
 from ..shadow.whole import NotTraced
+from .compiling import OneGraph
 from .deferred import report_once
 from .outcome import Outcome
 from .sequence import factor_of
@@ -116,8 +113,8 @@ class NormGroups:
         self.norm = self.factor = torch.empty(())
         self._is_checked = False
         self._values: torch.Tensor | None = None
-        self._norms = _Compiled(_norms)
-        self._scaled = _Compiled(_scaled)
+        self._norms = OneGraph(_norms)
+        self._scaled = OneGraph(_scaled)
 
     def groups(self) -> list[NormGroup | None]:
         """Return the groups, None for those that are gone."""
@@ -166,7 +163,8 @@ class NormGroups:
         """Multiply the gradients of `params` by `factor`, in memory."""
         grads = [_part(p.grad) for p in params if p.grad is not None]
         if grads:
-            self._scaled(_NormArguments([grads], [self.factor], 0.0), _foreach_scaled)
+            given = _NormArguments([grads], [self.factor], 0.0)
+            _launch(self._scaled, given, _foreach_scaled)
 
     # ---------------------------------------------------------------- of this process
 
@@ -194,7 +192,7 @@ class NormGroups:
                 given.groups.append(grads)
                 given.outs.append(out)
         if plain.groups:
-            self._norms(plain, _eager_norms)
+            _launch(self._norms, plain, _eager_norms)
         _eager_norms(spread)
         return values
 
@@ -329,39 +327,15 @@ class _NormArguments:
         self.norm_type = norm_type
 
 
-class _Compiled:
-    """Compiled function of gradients. It runs in eager, with a Report, where Dynamo
-    cannot compile it.
+def _launch(graph: OneGraph[None], given: Any, eager: Callable[[Any], None]) -> None:
+    """Call a compiled function; or `eager`, which does the same with torch's functions.
+    Adds a Report where Dynamo cannot compile it.
     """
-
-    def __init__(self, function: Callable[[_NormArguments], None]) -> None:
-        attach()
-        self.refusal = ""
-        self.compilations = Compilations()
-        traced = copied(function, ())
-        compiled = self.compilations.compile(BACKEND, traced, fullgraph=True)
-        self.compiled: Callable[[Any], None] = compat.DirectDynamoCall(compiled, traced)
-
-    def __call__(
-        self, given: _NormArguments, eager: Callable[[_NormArguments], None]
-    ) -> None:
-        """Call the function; `eager` does the same with torch's functions."""
-        if self.refusal or compat.stance() not in TRACES:
-            eager(given)
+    if not graph.refusal and compat.stance() in TRACES:
+        if graph(given) is not None:
             return
-        try:
-            self.compiled(given)
-        except Exception as error:
-            reraise(error)
-            if not isinstance(error, (NotTraced, *compat.dynamo_errors())):
-                raise
-            self.refusal = compat.reason_of(error)
-            self.compilations.forget()
-            report_once(f"torch's functions measure norm groups: {self.refusal}")
-            eager(given)
-        else:
-            if self.compilations.fakes.hold:
-                self.compilations.fakes.unhand()
+        report_once(f"torch's functions measure norm groups: {graph.refusal}")
+    eager(given)
 
 
 def _power(norm: torch.Tensor, norm_type: float) -> torch.Tensor:

@@ -19,16 +19,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from .. import compat
-from ..compiler import pipeline
 from ..compiler.report import Report
-from ..compiler.timing import Clock
 from ..config import Config
 from ..inputs.keys import LanesDiffer
-from ..inputs.policy import RefusingPolicy
-from ..runtime.source import GraphTensors
 from ..runtime.step import CompiledStep
 from ..shards.parts import parts_of
-from .one_node import one_node, planned
+from .one_node import step_of
 from .order import arranged
 
 Tensors = list[torch.Tensor]
@@ -178,22 +174,14 @@ class PartNorm:
             for value, node in zip(args[n : n + m], self._sent, strict=True):
                 value.copy_(env[node])
 
-        names = [f"part{k}" for k in range(n)] + [f"value{k}" for k in range(m)]
-        names += [] if divisor is None else ["divisor"]
-        gm = one_node(norms, names)
+        names = ["part"] * n + ["value"] * m + ["divisor"]
         args = [*parts, *self.values, *(() if divisor is None else (divisor,))]
 
         def on_report(report: Report) -> None:
             report.traced = "the norms of parts, all lanes"
             self._report(report)
 
-        plan = pipeline.replanner(gm, self._config, on_report, Clock())
-        instead = "The tail runs in pieces."
-        program = planned(plan, gm, args, self._config, instead)
-        source = GraphTensors(gm, program.plan.captured.tensor_args)
-        return CompiledStep(
-            source, program, plan, RefusingPolicy("gradients share memory")
-        )
+        return step_of(norms, names[: len(args)], args, self._config, on_report)
 
     def forget(self) -> None:
         """Forget the record of the last call, which an exception ended."""

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..compat.facts import ENTRY, LENGTH, Fact, attributes, first_untrue
+from ..compat.facts import ENTRY, LENGTH, Fact, attributes, first_untrue, result
 from ..compat.profiling import profiled
 from ..compiler.session import session
-from ..handlers import reraise
 from ..inputs.change import SAME
 from ..inputs.tails import TailRecord
 from ..isolate.quick import TRACES
-from ..replicate.comparison import CannotRepeat, need
+from ..replicate.comparison import if_repeatable, need, there
 from ..replicate.single_call import SingleCall, single_call
 from ..runtime.guards.facts import in_c
 from .led import LedTail
@@ -45,9 +44,8 @@ class FirstLaunch:
         self.facts: list[Fact] = []
         if graph is None:
             return
-        linked = graph.linked
-        need(linked is not None, graph.norm_launch() is norm_launch)
-        assert linked is not None
+        linked = there(graph.linked)
+        need(graph.norm_launch() is norm_launch)
         self._linked, bound, temps = linked, linked.bound, linked.bound.temps
         need(graph.step.program.bound is bound, bound.guard is linked.guard)
         need(bound.on_cpu, linked.other.comparable, not profiled())
@@ -87,10 +85,7 @@ class SingleTail:
         self, record: TailRecord, led: LedTail, facts: list[Fact], lock: Any
     ) -> None:
         self.record, self.led, self.facts, self.lock = record, led, facts, lock
-        helper = led.helper
-        need(helper)
-        assert helper is not None
-        self._around = in_c(helper, facts)
+        self._around = in_c(there(led.helper), facts)
         self._single: tuple[SingleCall, FirstLaunch] | None = None
 
     def __call__(self, tail: Any, average: bool) -> tuple[torch.Tensor, ...] | None:
@@ -125,6 +120,7 @@ class SingleTail:
         finally:
             single.forget()
 
+    @if_repeatable
     def _learn(self) -> None:
         """Make the single call that repeats the last one, if its step was steady."""
         if self.led.last is None:
@@ -134,10 +130,7 @@ class SingleTail:
         if steady is None or steady.in_c is None or not steady.attempts.due():
             return
         self._single = None
-        try:
-            first = FirstLaunch(norm_launch)
-        except CannotRepeat:
-            return
+        first = FirstLaunch(norm_launch)
         facts = [*self.facts, *attributes(leader, "lanes", "steady"), *first.facts]
         arguments = steady, self.led.optimizer, self.lock, False, facts
         single = single_call(*arguments, tail_arguments)
@@ -145,32 +138,23 @@ class SingleTail:
             self._single = single, first
 
 
-def single_tail(tail: Any, record: TailRecord) -> SingleTail | None:
+@if_repeatable
+def single_tail(tail: Any, record: TailRecord) -> SingleTail:
     """Return what repeats the call of a tail that has repeated the one of `record`.
 
     None where C cannot compare what is around the step.
     """
-    try:
-        return _single_tail(tail, record)
-    except (AttributeError, KeyError, TypeError, CannotRepeat) as error:
-        reraise(error)
-        return None
-
-
-def _single_tail(tail: Any, record: TailRecord) -> SingleTail:
     fused = tail._fused
     led = fused.led
     need(led is not None and led.last is not None and led.only_leads)
     need(session.deferred is None, compat.stance() in TRACES)
     optimizer, (structure,) = led.optimizer, fused.structures
-    of_options, of_classes = record.facts(tail), structure.facts()
-    need(of_options, of_classes)
-    assert of_options is not None
-    assert of_classes is not None
     groups = optimizer.param_groups
     facts = [
-        *of_options,
-        *of_classes,
+        result(vars(optimizer), vars, optimizer),
+        result(type(optimizer), type, optimizer),
+        *there(record.facts(tail)),
+        *there(structure.facts()),
         *tail._lists.facts(),
         *compat.stance_facts(),
         *attributes(session, "deferred"),

@@ -14,20 +14,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ..compiler import pipeline
 from ..compiler.report import Report
-from ..compiler.timing import Clock
 from ..config import Config
 from ..errors import CaptureError
 from ..inputs.keys import LanesDiffer
-from ..inputs.policy import RefusingPolicy, follow
+from ..inputs.policy import follow
 from ..runtime.commit import Pending
-from ..runtime.executor import Program
 from ..runtime.recent import Recent
-from ..runtime.source import GraphTensors
-from ..runtime.step import CompiledStep
 from .new_scalars import NewScalars
-from .one_node import one_node, planned
+from .one_node import step_of
 from .sequence import TailInputs, factor_of, inverse_of, measure, skip_of
 from .stats import begin
 
@@ -114,26 +109,17 @@ class TotalsGraph:
         n_outs = len(self.factor_tensors) + self.n_cells + len(self.fresh.dtypes)
         names = ["grad"] * self.n + ["out"] * n_outs
         names += [(*NUMBERS, *["found"] * n)[k] for k in self.order]
-        gm = one_node(self._function(n_outs), [f"{x}{k}" for k, x in enumerate(names)])
+        args = self.arguments(grads, cells, self.fresh.take(), numbers)
 
         def on_report(report: Report) -> None:
             report.traced = "the totals of a tail, all lanes"
             notify(report)
 
-        replan = pipeline.replanner(gm, config, on_report, Clock())
         first = self.n + len(self.factor_tensors)
-
-        def plan(args: Sequence[Any]) -> Program:
-            # all cells lie in one tensor, but the plan may take them as separate ones
-            separate = [torch.empty_like(x) for x in args[first : first + self.n_cells]]
-            return replan([*args[:first], *separate, *args[first + self.n_cells :]])
-
-        args = self.arguments(grads, cells, self.fresh.take(), numbers)
-        program = planned(plan, gm, args, config, self.instead)
-        source = GraphTensors(gm, program.plan.captured.tensor_args)
+        rest = self.instead, slice(first, first + self.n_cells), changed
         self.pending = Pending()
-        policy = RefusingPolicy("gradients share memory", changed)
-        self.step = CompiledStep(source, program, plan, policy, None, self.pending)
+        graph = self._function(n_outs), names, args, config, on_report
+        self.step = step_of(*graph, *rest, self.pending)
 
     def _function(self, n_outs: int) -> Callable[..., None]:
         """Return the only node's function. It writes to arguments after the
