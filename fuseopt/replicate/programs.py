@@ -107,8 +107,7 @@ class Program:
         turn = self.turns.get(key) or self._make_turn(lanes, found, members)
         if turn is None:
             return False
-        self.turns.use(key, turn)
-        self.home, self.turn = None, turn
+        self.home, self.turn = None, self.turns.use(key, turn)
         self.step.taking, self.results.at = turn.taking, turn.at
         self.source.turn_to(turn.order, turn.stand_ins, turn.gradients)
         return True

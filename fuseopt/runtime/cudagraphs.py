@@ -168,7 +168,7 @@ class Replays:
         self.require = require
         self.on_state = on_state
         self.off = ""
-        self.held: Recent[CapturedGraphs] = Recent(KEPT)
+        self.held: Recent[CapturedGraphs] = Recent(KEPT, CapturedGraphs.release)
         self.seen: tuple[Any, ...] | None = None
         self.captures = self.replayed = 0
         #: the binding whose tables the graphs read
@@ -206,8 +206,6 @@ class Replays:
 
     def release(self) -> None:
         """Free all graphs; the step captures again later."""
-        for graphs in self.held.values():
-            graphs.release()
         self.held.clear()
         self.seen = self.current = None
 
@@ -280,8 +278,7 @@ class Replays:
             key = (*key, circumstances())
         graphs = self.held.get(key)
         if graphs is not None:
-            self.held.use(key, graphs)
-            return graphs
+            return self.held.use(key, graphs)
         if self.seen != key:
             self.seen = key
             return None
@@ -291,8 +288,7 @@ class Replays:
         graphs = self._capture(bound, tensors)
         if graphs is not None:
             self.captures += 1
-            for dropped in self.held.use(key, graphs):
-                dropped.release()
+            self.held.use(key, graphs)
             self.on_state("captured")
         return graphs
 

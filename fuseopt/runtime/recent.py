@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 V = TypeVar("V")
 
 
 class Recent(dict[Any, V]):
-    """At most `most` entries, the one used last at the end."""
+    """At most `most` entries, the one used last at the end.
 
-    def __init__(self, most: int) -> None:
+    `release`: called with each value that `use` or `clear` removes.
+    """
+
+    def __init__(
+        self, most: int, release: Callable[[V], object] = lambda _: None
+    ) -> None:
         super().__init__()
-        self.most = most
+        self._most, self._release = most, release
 
-    def use(self, key: Any, value: V) -> list[V]:
-        """Move an entry to the end, or add it; return the values that this removes."""
+    def use(self, key: Any, value: V) -> V:
+        """Move an entry to the end, or add it; return the value."""
         self.pop(key, None)
         self[key] = value
-        return [self.pop(next(iter(self))) for _ in range(len(self) - self.most)]
+        while len(self) > self._most:
+            self._release(self.pop(next(iter(self))))
+        return value
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        while self:
+            self._release(self.popitem()[1])

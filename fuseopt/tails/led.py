@@ -188,6 +188,22 @@ class TailPlan:
         return predicate(captured, modes, flags) if modes else captured
 
 
+def form_key(
+    tail_inputs: Mapping[str, Any], drops: bool, dtypes: Sequence[Mapping[Any, Any]]
+) -> tuple[Any, ...]:
+    """Return what a TailPlan with these arguments depends on, besides factors."""
+    return (
+        drops,
+        tail_inputs["zeroed"],
+        tail_inputs["measured"],
+        tuple([frozenset(x.items()) for x in dtypes]),
+        tuple(x.key for x in tail_inputs["models"]),
+        tuple(map(type, tail_inputs["decays"])),
+        *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
+        *map(type, tail_inputs["adaptive"] or ()),
+    )
+
+
 class LedTail:
     """Tail of one optimizer whose step is led. `refusal` is the reason why it no longer
     is, or "".
@@ -210,7 +226,7 @@ class LedTail:
         self.config = config
         self.refusal = ""
         self.compiling = Compiling(function, options)
-        self.forms: Recent[LedOptimizer] = Recent(MAX_FORMS)
+        self.forms: Recent[LedOptimizer] = Recent(MAX_FORMS, LedOptimizer.release)
         self.totals = Totals(config, self.compiling.first_launch)
         #: the statistics of each parameter; None until a call measures them
         self.table: Table | None = None
@@ -223,8 +239,6 @@ class LedTail:
     def release(self) -> None:
         """Release everything that was compiled."""
         self.last = None
-        for leader in self.forms.values():
-            leader.release()
         self.forms.clear()
         self.totals = Totals(self.config, self.compiling.first_launch)
         self.compiling.forget()
@@ -407,24 +421,12 @@ class LedTail:
         """Return the representatives for these options, made if there are none."""
         n_cells = len(OF_PARAMETERS) * tail_inputs["measured"]
         dtypes = dtypes_beside(params, columns[: len(columns) - n_cells])
-        key = (
-            drops,
-            tail_inputs["zeroed"],
-            tail_inputs["measured"],
-            tuple([frozenset(x.items()) for x in dtypes]),
-            tuple(x.key for x in tail_inputs["models"]),
-            tuple(map(type, tail_inputs["decays"])),
-            *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
-            *map(type, tail_inputs["adaptive"] or ()),
-            *(x is None for x in factors),
-        )
+        key = form_key(tail_inputs, drops, dtypes), *(x is None for x in factors)
         leader = self.forms.get(key)
         if leader is None:
             form = TailPlan(tail_inputs, factors, drops, [*dtypes, *[None] * n_cells])
             leader = self._leader_of(form)
-        for dropped in self.forms.use(key, leader):
-            dropped.release()
-        return leader
+        return self.forms.use(key, leader)
 
     def _leader_of(self, form: TailPlan) -> LedOptimizer:
         return self.compiling.leader(form)

@@ -26,7 +26,7 @@ from ..shards.local import LocalOptimizer, part_of
 from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
-from .led import MAX_FORMS, TailPlan
+from .led import MAX_FORMS, TailPlan, form_key
 from .part_norm import PartNorm
 from .parts_call import PartsCall
 from .parts_wrapper import PartsWrapper
@@ -100,7 +100,9 @@ class LedPartsTail:
         self.compiling = Compiling(function, options)
         self.local: LocalOptimizer | None = None
         self.norms: Recent[PartNorm] = Recent(MAX_FORMS)
-        self.forms: Recent[tuple[LedOptimizer, torch.Tensor]] = Recent(MAX_FORMS)
+        self.forms: Recent[tuple[LedOptimizer, torch.Tensor]] = Recent(
+            MAX_FORMS, lambda form: form[0].release()
+        )
         self.local_columns = LocalColumns()
         #: the representatives of the last call
         self.leader: LedOptimizer | None = None
@@ -111,8 +113,6 @@ class LedPartsTail:
 
     def release(self) -> None:
         """Release everything that was compiled."""
-        for leader, _ in self.forms.values():
-            leader.release()
         self.forms.clear()
         self.norms.clear()
         self.local_columns = LocalColumns()
@@ -359,8 +359,7 @@ class LedPartsTail:
                 divisor,
             )
             norm = PartNorm(*arguments, self.config, self.compiling.first_launch)
-        self.norms.use(key, norm)
-        return norm
+        return self.norms.use(key, norm)
 
     def _form(
         self,
@@ -374,18 +373,10 @@ class LedPartsTail:
         tensor for the total norm.
         """
         dtypes = dtypes_beside([*params], columns)
-        key = (
-            drops,
-            tail_inputs["zeroed"],
-            tuple([frozenset(x.items()) for x in dtypes]),
-            tuple(map(type, tail_inputs["decays"])),
-            *(type(tail_inputs[x]) for x in ("divisor", "max_value")),
-            None if norm is None else id(norm),
-        )
+        key = form_key(tail_inputs, drops, dtypes), norm and id(norm)
         cached = self.forms.get(key)
         if cached is not None:
-            self.forms.use(key, cached)
-            return cached
+            return self.forms.use(key, cached)
         total, factors = torch.empty(()), NO_FACTORS
         if norm is not None:
             device = norm.values[0].device
@@ -395,6 +386,4 @@ class LedPartsTail:
         form: StepWrapper = inner if norm is None else PartsWrapper(inner, norm)
         assert self.local is not None
         leader = self.compiling.leader(form, self.local.outward)
-        for dropped, _ in self.forms.use(key, (leader, total)):
-            dropped.release()
-        return leader, total
+        return self.forms.use(key, (leader, total))

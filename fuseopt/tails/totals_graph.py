@@ -227,8 +227,7 @@ class Graphs(Generic[G]):
         graph = self._graphs.get(key)
         if graph is None:
             graph = make()
-        self._graphs.use(key, graph)
-        return graph
+        return self._graphs.use(key, graph)
 
     def forget(self) -> None:
         """Forget the records of the last call, which an exception ended."""
