@@ -21,7 +21,7 @@ from .compiler.report import Report
 from .compiler.timing import Clock
 from .config import resolve
 from .errors import NotAnOptimizer, UnsupportedInput
-from .isolate.compile import keeps_packed
+from .isolate.compile import packs
 from .isolate.decorators import peel
 from .isolate.unfused import unfuse
 from .shards.placement import is_spread
@@ -56,7 +56,7 @@ def explain(
                 "fuseopt plans steps of DTensors when they run. Run one step, and read "
                 "fuseopt.reports()"
             )
-        if keeps_packed(owner):
+        if packs(owner) is not None:
             raise UnsupportedInput(
                 "fuseopt plans steps of packed state when they run. Run two steps, and "
                 "read fuseopt.reports()"

@@ -15,7 +15,7 @@ from ..compiler.session import session
 from ..config import resolve
 from ..errors import NotAnOptimizer, UnsupportedInput
 from ..locks import new_rlock
-from ..tails.arguments import parameters_of
+from ..tails.arguments import parameters_of, stepped
 from .buckets import BYTES, Bucket, buckets_of
 from .lookups import Lookups
 from .on_thread import OnThread, Steps, threads_of
@@ -140,7 +140,7 @@ class InBackward(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._stepper.wait()
-        if any(p.grad is not None for p in parameters_of([self.optimizer])):
+        if stepped([self.optimizer]):
             self._check()
             self._stepper.refresh()
             for bucket in self._buckets:

@@ -24,11 +24,12 @@ from ..errors import CaptureError, UnsupportedInput
 from ..inputs.keys import LanesDiffer
 from ..inputs.values import holdings, own_attributes
 from ..isolate.compilations import CompileOptions
+from ..isolate.compile import packs
 from ..isolate.isolated import OptimizerCompiler
 from ..locks import new_rlock
 from ..runtime.recent import Recent
 from ..tails.arguments import parameters_of
-from ..tails.steps import function_of, packs
+from ..tails.steps import function_of
 from .bucket_proof import KindModels, ReadsSizes
 from .partial_optimizer import PartialOptimizer
 

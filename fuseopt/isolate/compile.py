@@ -78,8 +78,8 @@ def compile_stored(
     if rule is not None:
         _check_dense(optimizer)
     current: Any = optimizer.step
-    isolated = getattr(current, COMPILED, None)
-    if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
+    isolated = compiler_of(current)
+    if isolated is not None and isolated.owner() is optimizer:
         isolated.configure(options)
         isolated.store(rule)
         return optimizer
@@ -117,13 +117,21 @@ def _check_dense(optimizer: Optimizer) -> None:
 
 def _loaded(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
     """Unpack a state dict for an optimizer that keeps its state in float32."""
-    return None if keeps_packed(optimizer) else load_unpacked(optimizer, state_dict)
+    return (
+        None if packs(optimizer) is not None else load_unpacked(optimizer, state_dict)
+    )
 
 
-def keeps_packed(optimizer: Optimizer) -> bool:
-    """Does an optimizer keep its state packed?"""
-    isolated = getattr(optimizer.step, COMPILED, None)
-    return isinstance(isolated, OptimizerCompiler) and isolated.packed_step is not None
+def compiler_of(step: Any) -> OptimizerCompiler | None:
+    """Return what compiles a step in isolation, or None."""
+    isolated = getattr(step, COMPILED, None)
+    return isolated if isinstance(isolated, OptimizerCompiler) else None
+
+
+def packs(optimizer: Optimizer) -> OptimizerCompiler | None:
+    """Return what steps an optimizer whose state is packed; None for other ones."""
+    isolated = compiler_of(optimizer.step)
+    return isolated if isolated and isolated.packed_step is not None else None
 
 
 def compile_bound(
@@ -137,8 +145,8 @@ def compile_bound(
     """
     resolve(arguments.mode, arguments.options)
     options = {**of_mode(arguments.mode), **arguments.options}
-    isolated = getattr(step, COMPILED, None)
-    if isinstance(isolated, OptimizerCompiler) and isolated.owner() is optimizer:
+    isolated = compiler_of(step)
+    if isolated is not None and isolated.owner() is optimizer:
         isolated.configure(options)
         return step
     if compat.disabled(optimizer):

@@ -6,9 +6,8 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..compiler.session import COMPILED
 from ..errors import LaunchError, UnsupportedInput
-from .isolated import OptimizerCompiler
+from .compile import compiler_of
 from .quick import TRACES
 
 
@@ -41,8 +40,8 @@ def refresh(optimizer: Optimizer, *, anew: bool = False) -> None:
     more than kernels, Python writes numbers of its state, or a tensor is not the
     captured one.
     """
-    isolated = getattr(getattr(optimizer, "step", None), COMPILED, None)
-    if not isinstance(isolated, OptimizerCompiler):
+    isolated = compiler_of(getattr(optimizer, "step", None))
+    if isolated is None:
         raise UnsupportedInput(
             f"fuseopt.refresh takes an optimizer of fuseopt.compile, and got a "
             f"{type(optimizer).__name__} whose step is not compiled. Call "

@@ -12,10 +12,11 @@ from ..backward.bucket_proof import KindModels, ReadsSizes
 from ..backward.partial_optimizer import attributes_of
 from ..errors import UnsupportedInput
 from ..inputs.keys import LanesDiffer
+from ..isolate.compile import packs
 from ..locks import new_rlock
 from ..shadow.stand_in import stand_in
 from ..storage.packing import packed_in
-from ..tails.steps import function_of, packs
+from ..tails.steps import function_of
 
 
 class Stepped(Protocol):

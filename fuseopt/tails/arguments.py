@@ -50,6 +50,11 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> Tensors:
     ]
 
 
+def stepped(optimizers: Iterable[Optimizer]) -> Tensors:
+    """Return the parameters that have a gradient, in the order of their groups."""
+    return [p for p in parameters_of(optimizers) if p.grad is not None]
+
+
 def gradients_of(params: Iterable[torch.Tensor]) -> Tensors:
     """Return the gradients that are not None, in the order of their parameters."""
     return [g for g in map(_GRAD, params) if g is not None]

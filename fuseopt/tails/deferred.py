@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 
 from .. import compat
 from ..compiler.report import Report
-from ..compiler.session import COMPILED, session
+from ..compiler.session import session
 from ..config import resolve
 from ..errors import CaptureError
+from ..isolate.compile import compiler_of
 from ..isolate.isolated import OptimizerCompiler
 from ..isolate.quick import TRACES
 from ..locks import new_rlock
@@ -303,10 +304,8 @@ def why_not_left(params: Sequence[torch.Tensor]) -> str:
         if not clipped:
             continue
         name = type(optimizer).__name__
-        isolated: Any = getattr(optimizer.step, COMPILED, None)
-        owner: Any = (
-            isolated.owner() if isinstance(isolated, OptimizerCompiler) else None
-        )
+        isolated = compiler_of(optimizer.step)
+        owner: Any = isolated and isolated.owner()
         if owner is not optimizer:
             return f"{name}.step is not the one that fuseopt.compile made"
         if not compat.unhooked(optimizer):

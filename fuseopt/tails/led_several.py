@@ -20,10 +20,11 @@ from ..compiler.session import session
 from ..config import Config
 from ..errors import FuseoptError
 from ..inputs.last_call import LastCall
+from ..isolate.compile import packs
 from ..replicate.driver import LedOptimizer
 from ..uniformity import prove
 from .adaptive import adapt
-from .arguments import gradients_of, overlap, parameters_of
+from .arguments import gradients_of, overlap, parameters_of, stepped
 from .columns import LastArguments, columns_of, shared_of
 from .fused import REFUSALS
 from .led import LedTail, TailPlan
@@ -31,7 +32,6 @@ from .led_packed import LedPacked
 from .masters import HasMasters, widened
 from .sequence import TailInputs, afterwards, clamp
 from .shared_totals import SharedTotals
-from .steps import packs
 from .totals import NormLaunch
 from .totals_graph import Factors
 
@@ -241,7 +241,7 @@ class LedSeveral:
         session.reports.append(Report(fallback=f"{what}: {refusal}"))
         held = [] if part.held is None else [part.held]
         with widened(held), torch.no_grad():
-            params = [p for p in parameters_of([part.optimizer]) if p.grad is not None]
+            params = stepped([part.optimizer])
             grads = gradients_of(params)
             if inputs["divisor"] is not None:
                 torch._foreach_div_(grads, inputs["divisor"])

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .. import compat
 from .adaptive import adapt
-from .arguments import parameters_of
+from .arguments import parameters_of, stepped
 from .clip import clip_grad_norm_
 from .order import arranged
 from .sequence import (
@@ -62,13 +62,9 @@ def run(
             and not torch_only
             and compat.are_spread(all_grads)
         ):
-            params_with_grad = [
-                p for p in parameters_of(optimizers) if p.grad is not None
-            ]
             clip = clip_grad_norm_ if compiled else torch.nn.utils.clip_grad_norm_
-            norm = clip(
-                arranged(params_with_grad, inputs.places), limit, inputs.norm_type
-            )
+            ordered = arranged(stepped(optimizers), inputs.places)
+            norm = clip(ordered, limit, inputs.norm_type)
             limit = None
         elif limit is not None or inputs.judged or raises:
             ordered = arranged(all_grads, inputs.places)
@@ -83,10 +79,7 @@ def run(
         if all_grads and inputs.max_value is not None:
             clamp(all_grads, inputs.max_value)
         if inputs.adaptive is not None:
-            params_with_grads = [
-                p for p in parameters_of(optimizers) if p.grad is not None
-            ]
-            adapt(params_with_grads, all_grads, *inputs.adaptive, all_grads)
+            adapt(stepped(optimizers), all_grads, *inputs.adaptive, all_grads)
         norm_is_nonfinite = (
             inputs.judged and norm is not None and not bool(torch.isfinite(norm))
         )

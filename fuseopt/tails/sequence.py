@@ -15,7 +15,7 @@ import torch
 from ..shadow.whole import NotTraced
 from .adapters import Update
 from .adaptive import adapt
-from .arguments import parameters_of
+from .arguments import parameters_of, stepped
 from .models import ModelUpdate, update
 from .order import arranged
 from .stats import begin, table
@@ -130,10 +130,7 @@ def whole(self: TailInputs) -> tuple[torch.Tensor, ...]:
     if self.max_value is not None:
         clamp(all_grads, self.max_value)
     if self.adaptive is not None:
-        params_with_grad = [
-            p for p in parameters_of(self.optimizers) if p.grad is not None
-        ]
-        adapt(params_with_grad, all_grads, *self.adaptive, unit_grads)
+        adapt(stepped(self.optimizers), all_grads, *self.adaptive, unit_grads)
     for step, optimizer in zip(self.steps, self.optimizers, strict=True):
         result = step(optimizer)
         if self.factor is not None and result is not None:
@@ -260,12 +257,7 @@ def inverse_of(scale: torch.Tensor) -> torch.Tensor:
 
 def gradients(optimizer: Any) -> Tensors:
     """Return the gradients of an optimizer, in the order of its groups."""
-    return [
-        p.grad
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.grad is not None
-    ]
+    return [p.grad for p in parameters_of([optimizer]) if p.grad is not None]
 
 
 def largest(grads: Tensors) -> torch.Tensor:

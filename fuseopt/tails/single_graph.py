@@ -13,6 +13,7 @@ from ..config import Config
 from ..inputs.change import SAME
 from ..inputs.keys import LanesDiffer
 from ..inputs.structure_guard import StructureGuard
+from ..isolate.compile import packs
 from .fused import FusedTail
 from .led import LedTail
 from .led_packed import LedPacked
@@ -20,7 +21,6 @@ from .led_parts import ClipAlone, LedPartsTail
 from .led_several import LedSeveral
 from .masters import HasMasters
 from .order import dtypes_in_order
-from .steps import packs
 
 #: Number of sets of gradients with a graph each; with more a tail runs in pieces.
 SETS = 4

@@ -10,10 +10,9 @@ import torch
 from torch.optim import Optimizer
 
 from .. import compat
-from ..compiler.session import COMPILED
-from ..isolate.compile import compile_bound
+from ..isolate.compile import compile_bound, compiler_of
 from ..isolate.decorators import cells, peel
-from ..isolate.isolated import OptimizerCompiler
+from .arguments import stepped
 
 #: Files of layers around a step that a tail may leave out, since it does their work.
 _LAYERS = frozenset(
@@ -29,27 +28,12 @@ _LAYERS = frozenset(
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Has any parameter a gradient?"""
-    return any(
-        p.grad is not None for group in optimizer.param_groups for p in group["params"]
-    )
+    return bool(stepped([optimizer]))
 
 
 def has_state(optimizer: Optimizer) -> bool:
     """Has every parameter with a gradient a state?"""
-    return all(
-        optimizer.state.get(p)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.grad is not None
-    )
-
-
-def packs(optimizer: Optimizer) -> OptimizerCompiler | None:
-    """Return what steps an optimizer whose state is packed; None for other ones."""
-    isolated = getattr(optimizer.step, COMPILED, None)
-    if isinstance(isolated, OptimizerCompiler) and isolated.packed_step is not None:
-        return isolated
-    return None
+    return all(map(optimizer.state.get, stepped([optimizer])))
 
 
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:
@@ -65,8 +49,8 @@ def function_of(optimizer: Optimizer) -> tuple[Any, str]:
                 inner,
                 f"the step of {type(optimizer).__name__} is wrapped by {place}",
             )
-    isolated = getattr(step, COMPILED, None)
-    if isinstance(isolated, OptimizerCompiler):
+    isolated = compiler_of(step)
+    if isolated is not None:
         inner = isolated.function
     if not hasattr(inner, "__code__"):
         return inner, f"the step of {type(optimizer).__name__} is not a Python function"
