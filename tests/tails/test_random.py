@@ -45,11 +45,47 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Random:
+class Drawn:
+    """A tail whose options are drawn anew before each call, `numbers` by their names.
+
+    `now`: those of the present call. `averaged`: has it an average?
+    """
+
+    tail: Any
+
+    def __init__(self, seed: int, numbers: dict[str, tuple[Any, ...]]) -> None:
+        self.draw, self.numbers = random.Random(seed), numbers
+        self.averaged = self.draw.random() < 0.5
+        self.now: dict[str, Any] = {"clip_grad_norm": 1.0, "norm_type": 2.0}
+        self.now |= {"clip_grad_value": None, "decay": 0.9}
+
+    def change(self) -> tuple[str, Any]:
+        """Draw what changes before a call, and its value."""
+        event = self.draw.choice([*self.numbers])
+        value = self.draw.choice(self.numbers[event])
+        if event in self.now:
+            self.now[event] = value
+        return event, value
+
+    def call(self, scaler: Any, average: bool = True) -> Any:
+        """Call the tail, and update the scaler."""
+        for name, value in self.now.items():
+            if name != "decay":
+                setattr(self.tail, name, value)
+            elif self.averaged:
+                self.tail.decays[0] = value
+        out = self.tail(average=average)
+        if scaler is not None:
+            scaler.update()
+        return out
+
+
+class Random(Drawn):
     """Two sides alike and a tail of the second, all drawn."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = draw = random.Random(seed)
+        super().__init__(seed, NUMBERS)
+        draw = self.draw
         make = draw.choice(MAKES)
         shapes = draw.sample(SHAPES, draw.randint(1, 6))
         if draw.random() < 0.6:
@@ -58,9 +94,7 @@ class Random:
         dtype = draw.choice([*[torch.float32] * 3, torch.float64, torch.bfloat16])
         self.sides = [Side(make, shapes, dtype, scaled) for _ in range(2)]
         self.zeroed = draw.choice([False, True, "zeros"])
-        self.averaged = draw.random() < 0.5
-        self.now = {"clip_grad_norm": draw.choice([None, 1.0]), "norm_type": 2.0}
-        self.now |= {"clip_grad_value": None, "decay": 0.9}
+        self.now["clip_grad_norm"] = draw.choice([None, 1.0])
         ema = [(self.sides[1].ema, 0.9)] if self.averaged else []
         other = self.sides[1]
         self.tail = fuseopt.tail(
@@ -69,10 +103,7 @@ class Random:
 
     def turn(self, n: int) -> list[str]:
         """One call of both; what differs, after what was set."""
-        event = self.draw.choice([*NUMBERS])
-        value = self.draw.choice(NUMBERS[event])
-        if event in self.now:
-            self.now[event] = value
+        event, value = self.change()
         bad = self.sides[0].scaler is not None and self.draw.random() < 0.2
         for side in self.sides:
             params = side.params
@@ -86,24 +117,14 @@ class Random:
             norm = self.eager(self.sides[0], average)
         except RuntimeError as error:  # an infinity norm of nothing, say
             with pytest.raises(RuntimeError, match=str(error)[:20]):
-                self.mine(average)
+                self.call(self.sides[1].scaler, average)
             return ["raised"]
-        out = self.mine(average)
+        out = self.call(self.sides[1].scaler, average)
         found = differences(*self.sides, grads=True)
         found += [] if norm is None or same(norm, out.norm) else ["norm"]
         averages = zip(*(side.ema for side in self.sides), strict=True)
         found += [f"average {i}" for i, (a, b) in enumerate(averages) if not same(a, b)]
         return [f"call {n}, {event} {value}: {x}" for x in found]
-
-    def mine(self, average: bool) -> Any:
-        for name in ("clip_grad_norm", "clip_grad_value", "norm_type"):
-            setattr(self.tail, name, self.now[name])
-        if self.averaged:
-            self.tail.decays[0] = self.now["decay"]
-        out = self.tail(average=average)
-        if self.sides[1].scaler is not None:
-            self.sides[1].scaler.update()
-        return out
 
     def eager(self, side: Side, average: bool) -> Tensor | None:
         now = self.now

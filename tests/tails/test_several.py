@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import fuseopt
 from fuseopt.tails.arguments import overlap
 from fuseopt.tails.led_several import MANY
-from tests.tails.test_random import MAKES
+from tests.tails.test_random import MAKES, Drawn
 from tests.tails.test_tail import MAKES as NAMED
 from tests.tails.twins import Side, differences, same
 
@@ -31,15 +30,16 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Several:
+class Several(Drawn):
     """Optimizers beside others alike; the tail of the second ones, all drawn."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = draw = random.Random(seed)
+        super().__init__(seed, NUMBERS)
+        draw = self.draw
         n = draw.choice([2, 2, 3])
         self.lanes = MANY // n + 1
         dtypes = draw.choice([[torch.float32], [torch.float32, torch.bfloat16]])
-        self.scaled, self.averaged = draw.random() < 0.5, draw.random() < 0.5
+        self.scaled = draw.random() < 0.5
         plans = [
             (
                 draw.choice(MAKES),
@@ -51,8 +51,7 @@ class Several:
         self.mine, self.twins = (
             [Side(*plan, scaled=self.scaled) for plan in plans] for _ in range(2)
         )
-        self.now = {"clip_grad_norm": 1.0, "clip_grad_value": None, "norm_type": 2.0}
-        self.now |= {"zero_grad": False, "decay": 0.9}
+        self.now["zero_grad"] = False
         mine = self.mine
         self.tail = fuseopt.tail(
             [side.opt for side in mine],
@@ -63,10 +62,7 @@ class Several:
 
     def turn(self, n: int) -> list[str]:
         """One call of both; what differs, after what was set."""
-        event = self.draw.choice([*NUMBERS])
-        value = self.draw.choice(NUMBERS[event])
-        if event in self.now:
-            self.now[event] = value
+        event, value = self.change()
         for side, twin in zip(self.mine, self.twins, strict=True):
             bad = self.scaled and event == "overflow" and self.draw.random() < 0.5
             n_absent = int(self.lanes * value) if event == "missing" else 0
@@ -78,21 +74,11 @@ class Several:
                 for group in x.opt.param_groups:
                     group["lr"] = value if event == "lr" else group["lr"]
         norm = self.eager()
-        out = self.step()
+        out = self.call(self.mine[0].scaler)
         pairs = zip(self.twins, self.mine, strict=True)
         found = [x for pair in pairs for x in differences(*pair, grads=True)]
         found += [] if norm is None or same(norm, out.norm) else ["norm"]
         return [f"call {n}, {event} {value}: {x}" for x in found]
-
-    def step(self) -> Any:
-        for name in ("clip_grad_norm", "clip_grad_value", "norm_type", "zero_grad"):
-            setattr(self.tail, name, self.now[name])
-        if self.averaged:
-            self.tail.decays[0] = self.now["decay"]
-        out = self.tail()
-        if self.scaled:
-            self.mine[0].scaler.update()
-        return out
 
     def eager(self) -> torch.Tensor | None:
         now, twins = self.now, self.twins
