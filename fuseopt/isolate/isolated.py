@@ -91,7 +91,7 @@ class OptimizerCompiler:
 
     def _release_compiled(self) -> None:
         self.compiled.clear()
-        self.quick.drop()
+        self.quick.step = None
         for part in (self.leader, self.whole, self.shards, self.unfused):
             part.release()
         if self.packed_step is not None:
@@ -310,7 +310,7 @@ class OptimizerCompiler:
         shards, whole = self.shards, self.whole
         done, refusal = shards.step(optimizer, self.lead)
         if done:
-            self.quick.drop()
+            self.quick.step = None
             self.quick.learn(self, optimizer, shards)
             return None
         kept_out = whole.refusal and whole.keeps_out(optimizer)

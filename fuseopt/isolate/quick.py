@@ -29,10 +29,6 @@ class QuickSteps:
         self.step: SingleCall | None = None
         self.by_option: bool | None = None
 
-    def drop(self) -> None:
-        """Forget the last call."""
-        self.step = None
-
     def repeat(self, compiler: Any) -> bool:
         """Do one step like the last one; return False if nothing was done.
 

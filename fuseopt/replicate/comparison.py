@@ -43,9 +43,8 @@ class Comparison:
         empty = functools.partial(grads.__setitem__, slice(None), grads.copy())
         self.forget: Callable[[], object] = empty
         if given is not None:
-            parts = given.grads
-            none = [None] * len(parts)
-            both = empty, functools.partial(parts.__setitem__, slice(None), none)
+            nothing = slice(None), [None] * len(given.grads)
+            both = empty, functools.partial(given.grads.__setitem__, *nothing)
             self.forget = functools.partial(write, both)
 
     def differs(self) -> object:

@@ -47,33 +47,24 @@ class SingleCall:
     ) -> None:
         self.held, self.kind = vars(optimizer), type(optimizer)
         self.lock, self.wanted = lock, wanted
-        self._compares, self._launches, self._compared = compares, launches, compared
+        self._compares, self.launches, self.compared = compares, launches, compared
         self.steady = steady
-
-    @property
-    def launches(self) -> bool:
-        """Do calls of C do the step?"""
-        return bool(self._launches)
 
     def __call__(self, optimizer: Any) -> bool:
         """Do one step, if it repeats the last one."""
         if vars(optimizer) is not self.held or type(optimizer) is not self.kind:
             return False
-        before, wanted, compared = torch.is_grad_enabled(), self.wanted, self._compared
+        before, wanted, compared = torch.is_grad_enabled(), self.wanted, self.compared
         with self.lock:
             try:
                 compat.GRAD_SWITCH(before if wanted is None else wanted)
-                if not self._launches:
+                if not self.launches:
                     found: Any = next(filter(None, map(CALL, self._compares)), 0)
                     return not found and self.steady.step(optimizer)
                 return self.launched()
             finally:
                 compat.GRAD_SWITCH(before)
                 compared.forget()
-
-    def forget(self) -> None:
-        """Forget the gradients of a call of `launched`."""
-        self._compared.forget()
 
     def launched(self, more: Sequence[Any] = (), launches: Sequence[Any] = ()) -> bool:
         """Compare and launch. If a step of this optimizer ran in between, which an
@@ -82,7 +73,7 @@ class SingleCall:
         `more`: comparisons after the step's. `launches`: launches before the step's.
         """
         pending, call = self.steady.leader.pending, object()
-        calls = *pending.within(call, self._compares, more), *launches, *self._launches
+        calls = *pending.within(call, self._compares, more), *launches, *self.launches
         try:
             found: Any = next(filter(None, map(CALL, calls)), 0)
         except ValueError:
@@ -90,9 +81,9 @@ class SingleCall:
                 raise
             return False
         if found < 0:
-            self.steady.count_versions(self._compared.grads)
-            if self._compared.given is not None:
-                self._compared.given.count_in_python()
+            self.steady.count_versions(self.compared.grads)
+            if self.compared.given is not None:
+                self.compared.given.count_in_python()
         return bool(found <= 0)
 
 

@@ -81,7 +81,7 @@ class Launcher:
         self._evaluate = captured.evaluate if numbers else None
         self._reads_tensors = any(isinstance(x, Item) for x in numbers)
         #: the last arguments of which numbers were computed
-        self._known: Sequence[Any] = (None,)
+        self.known: Sequence[Any] = (None,)
 
     def __call__(self, *args: Any) -> Any:
         if self._beside:
@@ -89,20 +89,20 @@ class Launcher:
         common = self._pick(args) if self._pick is not None else []
         if self._others(common, *self._places):
             raise Differs
-        known = self._known
+        known = self.known
         same = len(args) == len(known) and all(map(is_, args, known))
         if self._evaluate is not None and (self._reads_tensors or not same):
             find = functools.partial(self._tensor, args)
             self.bound.fill(self._evaluate(args, find))
-        self._known = args
+        self.known = args
         alive = common, self.found.grads
         tensors = [] if self._lean else self.step.needed(args)
         return self.step.defer(self.bound, args, tensors, alive)
 
     def defer(self) -> None:
         """Defer the launches of the last call again, whose tensors were compared."""
-        alive = self._known, [*self.found.grads]
-        self.step.defer(self.bound, self._known, [], alive)
+        alive = self.known, [*self.found.grads]
+        self.step.defer(self.bound, self.known, [], alive)
 
     def repeats(self, shadow: Shadow) -> bool:
         """Does the last call follow from the contents of the shadow's containers?"""
@@ -110,22 +110,18 @@ class Launcher:
             return False
         records = shadow.lanes.ours, shadow.plain.ours
         common = {*map(id, self._common())}
-        given = self._known[: len(self._known) - len(self._beside)]
+        given = self.known[: len(self.known) - len(self._beside)]
         read = [x for x in given if id(x) in common or not isinstance(x, torch.Tensor)]
         return all(any(holds(record, x) for record in records) for x in read)
 
     def _common(self) -> list[Any]:
-        return self._pick(self._known) if self._pick is not None else []
+        return self._pick(self.known) if self._pick is not None else []
 
     def compare_others(self) -> Callable[[], int]:
         """Return a call of C that compares the tensors of no lane, those of the last
         call.
         """
         return functools.partial(self._others, self._common(), *self._places)
-
-    def count_versions(self) -> None:
-        """Increment the versions of what the last call wrote, in Python."""
-        self.step.count_versions(self.bound, self._known)
 
 
 class SteadyCall:
@@ -257,11 +253,12 @@ class SteadyCall:
 
     def count_versions(self, grads: list[Any]) -> None:
         """Increment the versions of what a call wrote, in Python."""
-        self.call.found, self.launcher.found.grads = self.launcher.found, grads
+        launcher = self.launcher
+        self.call.found, launcher.found.grads = launcher.found, grads
         try:
-            self.launcher.count_versions()
+            launcher.step.count_versions(launcher.bound, launcher.known)
         finally:
-            self.call.found, self.launcher.found.grads = NOTHING, ()
+            self.call.found, launcher.found.grads = NOTHING, ()
 
 
 def _same(helper: ctypes.PyDLL | None, *records: Contents) -> bool:

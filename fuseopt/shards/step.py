@@ -27,6 +27,13 @@ from .needs import op_of_wholes
 from .placement import is_spread, placed
 
 
+def helper_of(leader: LedOptimizer | None) -> ctypes.PyDLL | None:
+    """Return the guards' library, if it may read fields of objects in memory."""
+    if leader is None or not leader.task.config.raw_fields:
+        return None
+    return leader.recent.helper
+
+
 class Shards:
     """Step of one optimizer whose parameters may be DTensors."""
 
@@ -132,7 +139,4 @@ class Shards:
 
     def helper(self) -> ctypes.PyDLL | None:
         """Return the guards' library, if it may read fields of objects in memory."""
-        leader = self.leader
-        if leader is None or not leader.task.config.raw_fields:
-            return None
-        return leader.recent.helper
+        return helper_of(self.leader)

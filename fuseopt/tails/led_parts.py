@@ -23,6 +23,7 @@ from ..replicate.driver import LedOptimizer
 from ..replicate.step_wrapper import StepWrapper
 from ..runtime.recent import Recent
 from ..shards.local import LocalOptimizer, part_of
+from ..shards.step import helper_of
 from .columns import LastArguments, columns_of, dtypes_beside, shared_of
 from .compiling import Compiling
 from .fused import REFUSALS
@@ -178,7 +179,7 @@ class LedPartsTail:
         """Read the local parts of this call; return those of averages and copies."""
         if not compat.are_spread(params):
             raise LanesDiffer("some of its parameters are DTensors, and others are not")
-        local.refresh(self.optimizer, self._helper())
+        local.refresh(self.optimizer, helper_of(self.leader))
         return self.local_columns.of(wholes, params)
 
     def again(self) -> Tail | ClipAlone | None:
@@ -326,15 +327,6 @@ class LedPartsTail:
         torch._foreach_mul_(parts, factor)
         compat.bump_versions(local.gradients())
         return ClipAlone(self.refusal, compat.spread(total.clone(), norm.spec))
-
-    def _helper(self) -> Any:
-        """Return the guards' library, if it may read fields of objects in memory."""
-        leader = self.leader
-        return (
-            leader.recent.helper
-            if leader is not None and self.config.raw_fields
-            else None
-        )
 
     def _norm(
         self, tail_inputs: Mapping[str, Any], grads: Tensors, parts: Tensors

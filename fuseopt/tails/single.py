@@ -118,7 +118,7 @@ class SingleTail:
                 first.end(results)
             return done
         finally:
-            single.forget()
+            single.compared.forget()
 
     @if_repeatable
     def _learn(self) -> None:

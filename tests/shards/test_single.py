@@ -225,8 +225,8 @@ def test_versions_that_c_cannot_count(
 
     def cannot(self: Any, *args: Any) -> None:
         made(self, *args)
-        *self._launches, _ = self._launches
-        self._launches.append(functools.partial(int, -1))
+        *self.launches, _ = self.launches
+        self.launches.append(functools.partial(int, -1))
 
     monkeypatch.setattr(SingleCall, "__init__", cannot)
     for k in range(12):
