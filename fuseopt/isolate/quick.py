@@ -38,15 +38,13 @@ class QuickSteps:
         if optimizer is None or not _may_repeat(compiler):
             return False
         with compiler.lock:
-            helper = leader.recent.helper
-            same = compiler.structure.compare(optimizer, helper) is SAME
+            same = compiler.structure.compare(optimizer, leader.recent.helper) is SAME
             if same and leader.steady.repeat(optimizer):
                 self.learn(compiler, optimizer)
                 return True
         self.step = None
         return False
 
-    @if_repeatable
     def learn(self, compiler: Any, optimizer: Optimizer, shards: Any = None) -> None:
         """Make the single call that repeats the last one, if that was steady.
 
@@ -61,15 +59,21 @@ class QuickSteps:
         more, given = ([], None) if shards is None else shards.facts() or (None, None)
         if more is None or given is not steady.in_c.given or not steady.attempts.due():
             return
-        self.step, wanted = None, None
-        around = [*_around(compiler, optimizer), *more]
+        single = self._single(compiler, optimizer, steady, more)
+        alone = single is not None and (shards is None or single.launches)
+        self.step = single if alone else None
+
+    @if_repeatable
+    def _single(
+        self, compiler: Any, optimizer: Optimizer, steady: Any, more: list[Fact]
+    ) -> SingleCall | None:
+        """Return the single call of a steady one, with more facts around it."""
+        around, wanted = [*_around(compiler, optimizer), *more], None
         if self.by_option:
             wanted = optimizer.defaults["differentiable"]
             around += attributes(optimizer, "defaults")
             around.append(Fact(ENTRY, optimizer.defaults, "differentiable", wanted))
-        single = single_call(steady, optimizer, compiler.lock, wanted, around)
-        if single is not None and (shards is None or single.launches):
-            self.step = single
+        return single_call(steady, optimizer, compiler.lock, wanted, around)
 
 
 def _may_repeat(compiler: Any) -> bool:

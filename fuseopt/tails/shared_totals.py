@@ -34,17 +34,17 @@ class SharedTotals(Graphs[TotalsGraph]):
         if not needed(tail_inputs):
             return [Factors(None, None, tail_inputs["factor"]) for _ in read], []
         order = dtypes_in_order(grads, tail_inputs["places"])
-        of_all = tail_inputs, order, read, widened
+        of_all, numbers = (tail_inputs, order, read, widened), numbers_of(tail_inputs)
         common = self.config, self.notify
 
         def make() -> TotalsGraph:
             return TotalsGraph(*of_all, *common, [])
 
-        graph = self._graph(tail_inputs, read, [], (*widened, *order), make)
+        more = *widened, *order
+        graph = self._graph(tail_inputs, numbers, read, [], more, make)
         results = graph.fresh.take()
         begun = graph.pending.start()
         try:
-            numbers = numbers_of(tail_inputs)
             graph.step(*graph.arguments([*chain(*read)], [], results, numbers))
             graph.pending.finish(begun)
         finally:

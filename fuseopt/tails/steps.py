@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from .. import compat
 from ..isolate.compile import compile_bound, compiler_of
 from ..isolate.decorators import cells, peel
-from .arguments import stepped
 
 #: Files of layers around a step that a tail may leave out, since it does their work.
 _LAYERS = frozenset(
@@ -28,12 +27,19 @@ _LAYERS = frozenset(
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Has any parameter a gradient?"""
-    return bool(stepped([optimizer]))
+    return any(
+        p.grad is not None for group in optimizer.param_groups for p in group["params"]
+    )
 
 
 def has_state(optimizer: Optimizer) -> bool:
     """Has every parameter with a gradient a state?"""
-    return all(map(optimizer.state.get, stepped([optimizer])))
+    return all(
+        optimizer.state.get(p)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    )
 
 
 def function_of(optimizer: Optimizer) -> tuple[Any, str]:

@@ -51,18 +51,21 @@ class Totals(Graphs["_LinkedGraph"]):
         Raises LanesDiffer, CaptureError, CannotBuild, UnsupportedInput.
         """
         cells = [t for column in cells_of_grads for t in column]
-        inputs = numbers_of(tail_inputs), read_grads, cells
+        numbers = numbers_of(tail_inputs)
         factor = tail_inputs["factor"]  # of an earlier clip; none is made here
         if not (cells or needed(tail_inputs)):
-            return NormLaunch(None, *inputs, Factors(None, None, factor))
-        fixed = tail_inputs, grads, cells, self.config, self.notify
-        graph = self._graph(
-            tail_inputs, [grads], cells, (), lambda: _LinkedGraph(*fixed)
-        )
+            factors = Factors(None, None, factor)
+            return NormLaunch(None, numbers, read_grads, cells, factors)
+        common = self.config, self.notify
+
+        def make() -> _LinkedGraph:
+            return _LinkedGraph(tail_inputs, grads, cells, *common)
+
+        graph = self._graph(tail_inputs, numbers, [grads], cells, (), make)
         (factors,) = graph.factors
         if factor is not None:
             factors = factors._replace(clips=factor)
-        return NormLaunch(graph, *inputs, factors)
+        return NormLaunch(graph, numbers, read_grads, cells, factors)
 
     def drop(self, norm_launch: NormLaunch) -> None:
         """Release a graph that does not fit the present gradients."""

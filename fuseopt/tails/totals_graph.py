@@ -203,6 +203,7 @@ class Graphs(Generic[G]):
     def _graph(
         self,
         tail_inputs: Mapping[str, Any],
+        numbers: Sequence[Any],
         read: Sequence[Tensors],
         cells: Tensors,
         more: tuple[Any, ...],
@@ -210,9 +211,8 @@ class Graphs(Generic[G]):
     ) -> G:
         """Return the graph for these options and numbers of gradients.
 
-        `more`: what else it depends on. `make`: makes it.
+        `numbers`: see `numbers_of`. `more`: what else it depends on. `make`: makes it.
         """
-        numbers = numbers_of(tail_inputs)
         scale, divisor, max_norm, *_ = numbers
         if scale is not None and scale.device != next(chain(*read)).device:
             raise LanesDiffer("the scaler's scale is on a different device")
