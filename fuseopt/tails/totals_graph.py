@@ -64,7 +64,7 @@ class TotalsGraph:
     not finite. `notify`: called with the Report. `changed`: see RefusingPolicy.
     """
 
-    #: what an error within fuseopt says on what happens
+    #: what happens after an error inside fuseopt
     instead = "The tail runs in pieces."
 
     def __init__(
