@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import compat
+from ..compat.facts import ENTRY, Fact, attributes
 from ..errors import FuseoptError
 from ..handlers import reraise
 from ..inputs.attempts import LONGEST, Attempts
@@ -28,6 +29,7 @@ from ..inputs.pending_gradients import PendingGradients
 from ..inputs.state_guard import StateGuard
 from ..ir.expressions import Item
 from ..runtime.commit import Pending
+from ..runtime.guards.facts import in_c
 from ..shadow.optimizer import Shadow
 from .comparison import Comparison, comparison
 from .programs import Program
@@ -135,6 +137,7 @@ class SteadyCall:
         graph: LedStep,
         launcher: Launcher,
         direct: tuple[Callable[[], bool], Callable[[Any], Any]],
+        helper: ctypes.PyDLL,
     ) -> None:
         self.leader, self.call = leader, leader.call
         self.lane_guard, self.present = lane_guard, lane_guard.present
@@ -143,6 +146,17 @@ class SteadyCall:
         self.shadow, self.stand_in = trace.shadow, trace.shadow.stand_in
         self.compiled, self.count = trace.compiled, leader.state_guard.count
         self.fits, self.code = direct
+        #: what is so at the beginning of such a call
+        self.facts = [
+            Fact(ENTRY, vars(leader.last_call), "ended", True),
+            Fact(ENTRY, vars(leader.pending), "refreshing", False),
+            *attributes(leader.state_guard, "count"),
+            *attributes(launcher.step, "program"),
+            *attributes(launcher.step.program, "bound"),
+            *attributes(launcher.bound, "guard"),
+            *attributes(lane_guard, "tensors"),
+        ]
+        self._differs = in_c(helper, self.facts)
         #: what it compares, in one call of C, once numbers have stayed the same
         self.in_c: Comparison | None = None
         #: most calls whose numbers must stay the same before that
@@ -162,20 +176,13 @@ class SteadyCall:
         """
         leader, call, launcher = self.leader, self.call, self.launcher
         guard, lane_guard = leader.state_guard, self.lane_guard
-        pending, shadow, bound = leader.pending, self.shadow, launcher.bound
+        pending, shadow = leader.pending, self.shadow
         # first, so that a step of a signal handler's at any later place is detected
         begun = pending.start(tail_arguments.launches_before)
         if given is None and tail_arguments is call.tail_arguments:
             if self.in_c is not None and self._same_in_c(optimizer, begun, self.in_c):
                 return True
-        if (
-            tail_arguments is not call.tail_arguments
-            or guard.count != self.count
-            or not leader.last_call.ended
-            or launcher.step.program.bound is not bound
-            or bound.guard is not launcher.guard
-            or pending.refreshing
-        ):
+        if tail_arguments is not call.tail_arguments or self._differs():
             pending.drop()
             return False
         leader.call, leader.last_call.ended = call, False
@@ -183,8 +190,6 @@ class SteadyCall:
             lists = [*map(PARAMS, optimizer.param_groups)]
             grads = lane_guard.compare(vars(optimizer), lists, optimizer.state, given)
             if grads is None or lane_guard.present != self.present:
-                raise Differs
-            if lane_guard.tensors is not launcher.guard:
                 raise Differs
             call.optimizer, call.found, call.given = optimizer, launcher.found, given
             launcher.found.grads = grads
@@ -349,6 +354,6 @@ def _steady(leader: Leader) -> SteadyCall | None:
     found = matcher.call_tensors(guard, [])
     launcher = Launcher(program, found, beside)
     direct = trace.compiled.direct(trace.stand_in, launcher)
-    if direct is None:
+    if direct is None or bound.helper is None:
         return None
-    return SteadyCall(leader, guard, trace, graph, launcher, direct)
+    return SteadyCall(leader, guard, trace, graph, launcher, direct, bound.helper)
