@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 V = TypeVar("V")
 
 
-class Recent(dict[Any, V]):
+class Recent(OrderedDict[Any, V]):
     """At most `most` entries, the one used last at the end.
 
     `release`: called with each value that `use` or `clear` removes.
@@ -22,10 +23,10 @@ class Recent(dict[Any, V]):
 
     def use(self, key: Any, value: V) -> V:
         """Move an entry to the end, or add it; return the value."""
-        self.pop(key, None)
         self[key] = value
+        self.move_to_end(key)
         while len(self) > self._most:
-            self._release(self.pop(next(iter(self))))
+            self._release(self.popitem(last=False)[1])
         return value
 
     def clear(self) -> None:
