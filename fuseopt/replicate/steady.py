@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import compat
-from ..compat.facts import ENTRY, Fact, attributes
+from ..compat.facts import ENTRY, Fact
 from ..errors import FuseoptError
 from ..handlers import reraise
 from ..inputs.attempts import LONGEST, Attempts
@@ -146,15 +146,17 @@ class SteadyCall:
         self.shadow, self.stand_in = trace.shadow, trace.shadow.stand_in
         self.compiled, self.count = trace.compiled, leader.state_guard.count
         self.fits, self.code = direct
-        #: what is so at the beginning of such a call
+        program = launcher.step.program
+        #: what is so at the beginning of such a call; a signal handler may have changed
+        #: it since the launcher was made
         self.facts = [
             Fact(ENTRY, vars(leader.last_call), "ended", True),
             Fact(ENTRY, vars(leader.pending), "refreshing", False),
-            *attributes(leader.state_guard, "count"),
-            *attributes(launcher.step, "program"),
-            *attributes(launcher.step.program, "bound"),
-            *attributes(launcher.bound, "guard"),
-            *attributes(lane_guard, "tensors"),
+            Fact(ENTRY, vars(leader.state_guard), "count", self.count),
+            Fact(ENTRY, vars(launcher.step), "program", program),
+            Fact(ENTRY, vars(program), "bound", launcher.bound),
+            Fact(ENTRY, vars(launcher.bound), "guard", launcher.guard),
+            Fact(ENTRY, vars(lane_guard), "tensors", launcher.guard),
         ]
         self._differs = in_c(helper, self.facts)
         #: what it compares, in one call of C, once numbers have stayed the same

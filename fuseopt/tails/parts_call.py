@@ -76,7 +76,7 @@ class PartsCall:
             source.grads[:] = parts
             return single.launched()
         finally:
-            single.forget()
+            single.compared.forget()
 
     def _learn(self, local: LocalOptimizer) -> None:
         """Make the single call that repeats the last one, if its step was steady."""
