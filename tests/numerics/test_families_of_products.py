@@ -100,7 +100,8 @@ def test_autocast_around_the_step(make: Any) -> None:
         assert pair.report.alone == []
         assert {b.rows for b in pair.report.batches} == {4}
     with torch.autocast("cpu", torch.bfloat16):
-        assert pair.calls() == 15
+        in_chains = {b.way for b in pair.report.batches} == {CHAINED}
+        assert pair.calls() == (0 if in_chains else 15)
     pair.check()
 
 
