@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import fuseopt
+from fuseopt.ir.products import CHAINED
 from fuseopt.runtime import batches
 from tests.numerics.test_products import LED, WHOLE, Pair, Shapes, muon
 from tests.papers.matrices import LoopMuon
