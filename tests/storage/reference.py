@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from fuseopt.storage.formats import FORMATS
+from tests import steps
 from tests.steps import turned
 
 Params = list[torch.nn.Parameter]
@@ -121,11 +122,7 @@ def same_bits(a: Any, b: Any) -> bool:
     """Have two values the same type and bits?"""
     if not isinstance(a, torch.Tensor):
         return type(a) is type(b) and repr(a) == repr(b)
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return torch.equal(
-        a.detach().flatten().view(torch.uint8), b.detach().flatten().view(torch.uint8)
-    )
+    return steps.same_bits(a.detach(), b.detach())
 
 
 def assert_same(
