@@ -80,6 +80,7 @@ def plain(t): return [t.to_local()] if isinstance(t, DTensor) else [t]
 PROGRAM = """
 import warnings
 import torch, fuseopt
+from tests.shards.gloo import wait_for_workers
 torch.set_num_threads(1)
 {kind}
 WAY, LANES, WHAT = {way!r}, {lanes}, {what!r}
@@ -150,7 +151,8 @@ else:
     assert len(texts) == 1, texts
     assert any("eager" in r.fallback for r in fuseopt.reports())
 if torch.distributed.is_initialized():
-    # else threads of its own may be alive when the process ends, which aborts then
+    # else threads of it may be alive when the process ends, which aborts then
+    wait_for_workers()
     torch.distributed.destroy_process_group()
 print("done")
 """

@@ -29,6 +29,7 @@ from tests.shards.failures import (
     raises_elsewhere,
     torchs_clip_elsewhere,
 )
+from tests.shards.gloo import wait_for_workers
 from tests.shards.groups import clipped, spread, spread_refused, wrong
 from tests.shards.groups import tailed as tailed_over_groups
 from tests.shards.models import PLAIN, data_parallel, model
@@ -165,6 +166,7 @@ def main(cases: str, rank: int, world: int, file: str) -> None:
         print(one, flush=True)
         CASES[what](*given)
     dist.barrier()
+    wait_for_workers()
     dist.destroy_process_group()
     print("done", flush=True)
 
