@@ -18,7 +18,7 @@ import torch
 
 from ..codegen import Source
 from ..codegen.cpp.headers import header
-from ..codegen.cpp.structs import fields
+from ..codegen.cpp.structs import enumerators, fields
 from ..ir.products import SCALED, Layout, Trial
 from .cpp.toolchain import processor
 from .tables.host_numbers import CPU
@@ -51,9 +51,10 @@ _PANEL = 2 * 64
 _ALIGNED, _APART = 64, 4096
 #: In place of the bytes from row to row: what lies in the room of a thread, and rows
 #: whose addresses are in the pool.
-_IN_ROOM, _IN_POOL = -1, -2
-#: A kind of float, and parts of a kind of bfloat16; see cpp/chains.h.
-_RIGHT, _TREE, _COUNT, _PAIRS = 2, 2, 4, 256
+_IN_ROOM, _IN_POOL = enumerators(TEXT, "IN_ROOM", "IN_POOL")
+#: Kinds of products, and parts of a kind of bfloat16; see cpp/chains.h.
+_SCALED, _ADDED, _RIGHT = enumerators(TEXT, "SCALED", "ADDED", "TIMES_RIGHT")
+_TREE, _COUNT, _PAIRS = enumerators(TEXT, "TREE", "COUNT", "IN_PAIRS")
 
 
 class ProductChain(ctypes.Structure):
@@ -150,7 +151,9 @@ def orders(trial: Trial) -> list[str]:
         return [str(k)] if _is_small(trial) else [IN_PAIRS]
     found: list[int] = []
     for most in MOST_TERMS:
-        found += [min(k, most), k // 2 if most < k < 2 * most else min(k, most)]
+        found.append(min(k, most))
+        if most < k < 2 * most:
+            found.append(k // 2)
         found.append(-(-k // -(-k // most)))  # equal sums
     ends = ("", TIMES_RIGHT) if trial.op == ADDED else ("",)
     return [f"{n}{end}" for n in dict.fromkeys(found) for end in ends]
@@ -201,7 +204,7 @@ def step_of(
     beta, alpha = scales or (0.0, 1.0)
     first = add[0] if add else None
     terms, right_first, _ = order.partition(TIMES_RIGHT)
-    kind, each = int(op == ADDED), size[2]
+    kind, each = _ADDED if op == ADDED else _SCALED, size[2]
     if order == IN_PAIRS:
         kind += _PAIRS
     elif itemsize == 2:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fuseopt.codegen.cpp.headers import header
-from fuseopt.codegen.cpp.structs import fields
+from fuseopt.codegen.cpp.structs import enumerators, fields
 from fuseopt.compat import LibraryStruct, TensorFunctions
+from fuseopt.runtime import chains
 from fuseopt.runtime.cpp.table import TableStruct
 from fuseopt.runtime.cpp.toolchain import find_compiler
 from fuseopt.runtime.guards import library
@@ -26,6 +27,7 @@ STRUCTS: dict[str, tuple[str, Any]] = {
     "ContainerRecord": (library.TEXT, library.ContainerRecord),
     "LaneRecord": (library.TEXT, library.LaneRecord),
     "PartRecord": (library.TEXT, library.PartRecord),
+    "ProductChain": (chains.TEXT, chains.ProductChain),
 }
 
 
@@ -89,6 +91,21 @@ def test_other_fields_are_refused(field: str) -> None:
         fields(f"struct Some {{\n  {field};\n}};", "Some")
     with pytest.raises(ValueError, match="no struct Other"):
         fields(f"struct Some {{\n  {field};\n}};", "Other")
+
+
+def test_enumerators() -> None:
+    text = """
+enum { A = -1,  // a comment, D = 4
+       B = 3 };
+enum {
+  C = 1 << 2,
+  D
+};
+"""
+    assert enumerators(text, "B", "A") == [3, -1]
+    for name in ("C", "D", "E"):
+        with pytest.raises(ValueError, match=f"integer: {name}"):
+            enumerators(text, "A", name)
 
 
 def test_all_files_are_in_the_library() -> None:

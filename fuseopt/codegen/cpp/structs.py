@@ -1,4 +1,4 @@
-"""Structs that C and Python share, written once: in C."""
+"""Structs and enumerators that C and Python share, written once: in C."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ def fields(text: str, name: str) -> list[tuple[str, Any]]:
     for line in re.sub(r"//[^\n]*", "", body.group(1)).split(";")[:-1]:
         declared += _declared(" ".join(line.split()))
     return declared
+
+
+def enumerators(text: str, *names: str) -> list[int]:
+    """Return the values of these enumerators in a C++ text.
+
+    Raises ValueError for one whose value is not written as an integer.
+    """
+    plain = re.sub(r"//[^\n]*", "", text)
+    enums = ",".join(re.findall(r"^enum {([^}]*)}", plain, re.MULTILINE))
+    entries = (entry.strip() for entry in enums.split(","))
+    known = dict(re.findall(r"^(\w+) = (-?\d+)$", "\n".join(entries), re.MULTILINE))
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ValueError(f"no enumerator with an integer: {', '.join(missing)}")
+    return [int(known[name]) for name in names]
 
 
 def _declared(line: str) -> list[tuple[str, Any]]:

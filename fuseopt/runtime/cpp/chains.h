@@ -89,6 +89,22 @@ template <class T> struct Matrix {
   int64_t m, n;  // strides in elements
 };
 
+template <class T> static Matrix<T> turned(Matrix<T> x) { return {x.at, x.n, x.m}; }
+
+// Is left @ right, of m x n, a product X X^T? Sums of x * y and y * x are the same, so
+// half of it is copied.
+template <class T> static bool is_gram(int64_t m, int64_t n, Matrix<T> left,
+                                       Matrix<T> right) {
+  return left.at == right.at && m == n && left.m == right.n && left.n == right.m;
+}
+
+// Copies what lies left of the panels of `width` columns on the diagonal.
+template <class T> static void copy_half(int64_t m, Matrix<T> out, int64_t width) {
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < i / width * width; ++j)
+      out.at[i * out.m + j] = out.at[j * out.m + i];
+}
+
 // The matrix of a row of the batch; `local`: the room of a thread.
 template <class T> static Matrix<T> place_in(const ProductChain* c, const int64_t* w,
                                              int64_t row, char* local) {
@@ -271,9 +287,7 @@ template <class T> struct Products {
   static void one(int64_t m, int64_t n, int64_t k, Matrix<T> out, Matrix<T> add,
                   Matrix<T> left, Matrix<T> right, int64_t kind, T beta, T alpha,
                   int64_t block, T* room) {
-    // sums of x * y and y * x are the same: half of a symmetric product is copied
-    bool same = !add.at && left.at == right.at && m == n && left.m == right.n &&
-                left.n == right.m;
+    bool same = !add.at && is_gram(m, n, left, right);
     for (int64_t from = 0; from < k; from += block) {
       int64_t part = k - from < block ? k - from : block;
       const T* a = left.at + from * left.n;
@@ -295,25 +309,17 @@ template <class T> struct Products {
         j += width;
       }
     }
-    if (!same) return;
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < i / (2 * L) * (2 * L); ++j)
-        out.at[i * out.m + j] = out.at[j * out.m + i];
+    if (same) copy_half(m, out, 2 * L);
   }
 
   // A copy of a matrix, times a number.
   static Matrix<T> times(Matrix<T> x, int64_t m, int64_t n, T number, T* to) {
-    bool turned = x.m == 1 && x.n != 1;
-    int64_t rows = turned ? n : m, columns = turned ? m : n;
-    int64_t from = turned ? x.n : x.m, step = turned ? x.m : x.n;
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < columns; ++j)
-        to[i * columns + j] = x.at[i * from + j * step] * number;
-    if (turned) return {to, 1, columns};
-    return {to, columns, 1};
+    if (x.m == 1 && x.n != 1) return turned(times(turned(x), n, m, number, to));
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        to[i * n + j] = x.at[i * x.m + j * x.n] * number;
+    return {to, n, 1};
   }
-
-  static Matrix<T> turned(Matrix<T> x) { return {x.at, x.n, x.m}; }
 
   static void row(const ProductChain* c, int64_t row, char* memory) {
     T* room = (T*)(memory + c->local);

@@ -135,9 +135,7 @@ struct Pairs {
   static void one(int64_t m, int64_t n, int64_t k, M out, M left, M right, End end,
                   uint32_t* room) {
     const int64_t pairs = (k + 1) / 2;
-    // products of x and y, and of y and x, are the same: half is copied
-    const bool same = !end.add.at && left.at == right.at && m == n &&
-                      left.m == right.n && left.n == right.m;
+    const bool same = !end.add.at && is_gram(m, n, left, right);
     Words a = {(const uint32_t*)left.at, left.m / 2, 1};
     if (left.n != 1 || left.m % 2 || k % 2) {
       const int64_t width = (m + L - 1) / L * L;
@@ -157,13 +155,8 @@ struct Pairs {
       if (width == WIDTH) column<2>(high, pairs, a, room, to, last, masks);
       else column<1>(high, pairs, a, room, to, last, masks);
     }
-    if (!same) return;
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < i / WIDTH * WIDTH; ++j)
-        out.at[i * out.m + j] = out.at[j * out.m + i];
+    if (same) copy_half(m, out, WIDTH);
   }
-
-  static M turned(M x) { return {x.at, x.n, x.m}; }
 
   // Makes the product with these words, see chains.h.
   static void product(const int64_t* w, M out, M add, M left, M right, float beta,
