@@ -41,8 +41,10 @@ ROWS = 2
 MOST_TERMS = (256, 192, 384, 320, 512, 128)
 #: Ends the name of an order in which BLAS multiplies the right matrix of `addmm`.
 TIMES_RIGHT = " right"
+#: Ends the name of an order in which BLAS adds the first sum to zero.
+ZEROED = " zeroed"
 #: The names of all orders.
-ORDER = rf"[1-9][0-9]{{0,8}}({TIMES_RIGHT})?|pairs"
+ORDER = rf"[1-9][0-9]{{0,8}}({TIMES_RIGHT})?({ZEROED})?|pairs"
 #: The order of oneDNN's sums of bfloat16: pairs of terms in turn.
 IN_PAIRS = "pairs"
 #: Bytes of two vectors, which a row of a panel has.
@@ -53,7 +55,8 @@ _ALIGNED, _APART = 64, 4096
 #: whose addresses are in the pool.
 _IN_ROOM, _IN_POOL = enumerators(TEXT, "IN_ROOM", "IN_POOL")
 #: Kinds of products, and parts of a kind of bfloat16; see cpp/chains.h.
-_SCALED, _ADDED, _RIGHT = enumerators(TEXT, "SCALED", "ADDED", "TIMES_RIGHT")
+_SCALED, _ADDED = enumerators(TEXT, "SCALED", "ADDED")
+_RIGHT, _ZEROED = enumerators(TEXT, "TIMES_RIGHT", "ZEROED")
 _TREE, _COUNT, _PAIRS = enumerators(TEXT, "TREE", "COUNT", "IN_PAIRS")
 
 
@@ -155,7 +158,8 @@ def orders(trial: Trial) -> list[str]:
         if most < k < 2 * most:
             found.append(k // 2)
         found.append(-(-k // -(-k // most)))  # equal sums
-    ends = ("", TIMES_RIGHT) if trial.op == ADDED else ("",)
+    rights = ("", TIMES_RIGHT) if trial.op == ADDED else ("",)
+    ends = [f"{right}{zeroed}" for right in rights for zeroed in ("", ZEROED)]
     return [f"{n}{end}" for n in dict.fromkeys(found) for end in ends]
 
 
@@ -203,14 +207,15 @@ def step_of(
     *add, left, right = operands
     beta, alpha = scales or (0.0, 1.0)
     first = add[0] if add else None
-    terms, right_first, _ = order.partition(TIMES_RIGHT)
+    terms, _, _ = order.partition(" ")
     kind, each = _ADDED if op == ADDED else _SCALED, size[2]
     if order == IN_PAIRS:
         kind += _PAIRS
     elif itemsize == 2:
         kind += _sums(left, right)
     else:
-        kind = _RIGHT if right_first else kind
+        kind = _RIGHT if TIMES_RIGHT in order else kind
+        kind += _ZEROED if ZEROED in order else 0
         each = min(int(terms or each), each)
     return Step(size, out, first, left, right, beta, alpha, kind, each)
 
@@ -221,9 +226,10 @@ def _sums(left: Place, right: Place) -> int:
     Four in turn; one if the left matrix is transposed; 8, added as a tree, if the
     right one is.
     """
-    if left.stride[0] == 1 != left.stride[1]:
+    turned = [x.stride[0] == 1 != x.stride[1] for x in (left, right)]
+    if turned == [True, False]:
         return _COUNT
-    if right.stride[0] == 1 != right.stride[1]:
+    if turned == [False, True]:
         return 8 * _COUNT + _TREE
     return 4 * _COUNT
 

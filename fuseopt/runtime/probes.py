@@ -27,6 +27,7 @@ from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.products import DENSE, MERGED, PADDED, TIMES, Trial
 from ..locks import new_lock
+from . import fills
 from .chains import ORDER, Chains, batched_in_chain, of_two_rows, orders
 from .cpp.toolchain import processor
 from .devices import is_capturing, is_remote, module_of, on
@@ -45,7 +46,7 @@ CANCELLING = 4
 #: roundings that rarely differ need many numbers.
 COMPARED = 4096
 #: Part of the name of an answer; it changes where a probe compares more.
-KIND = "4"
+KIND = "5"
 #: Number of NaN behind the operands of a batched call.
 BEHIND = 64
 #: Prefixes of environment variables that the libraries of products read.
@@ -290,87 +291,24 @@ def _rounds(trial: Trial) -> Iterator[tuple[Fill, tuple[float, ...]]]:
     numbers = Numbers(max(math.prod(shape) for shape, _, _ in trial.layouts))
     inner = trial.layouts[-2][0][-1]
     operands = len(trial.layouts)
-    fills = [_cancelling(numbers, inner, operands) for _ in range(CANCELLING)]
-    fills += [_normal(numbers), _denormal(numbers), _special(numbers)]
-    fills += [_every_other(numbers, 0), _every_other(numbers, 1)]
+    first = [fills.cancelling(numbers, inner, operands) for _ in range(CANCELLING)]
+    # the signs of zeros reject what one round of others does not
+    first[1:1] = [fills.vanishing(numbers, operands, turn) for turn in (0, 1)]
+    first += [fills.normal(numbers), fills.denormal(numbers), fills.special(numbers)]
+    first += [fills.overflowing(numbers)]
+    first += [fills.every_other(numbers, odd) for odd in (0, 1)]
     size = trial.rows * math.prod(trial.results[0].shape)
-    more = -(-COMPARED // max(1, size)) - len(fills)
+    more = -(-COMPARED // max(1, size)) - len(first)
     drawn = random.Random(35)
-    for number, fill in enumerate([*fills, *[None] * more]):
+    for number, fill in enumerate([*first, *[None] * more]):
         pair = iter(SCALES[number % len(SCALES)])
         if fill is None:
-            cancels = number % 2
-            fill = (
-                _cancelling(numbers, inner, operands) if cancels else _normal(numbers)
-            )
+            fill = fills.normal(numbers)
+            if number % 2:
+                fill = fills.cancelling(numbers, inner, operands)
             pair = iter((drawn.uniform(-4, 4), drawn.uniform(-4, 4)))
         scales = [next(pair) if s == "any" else float(s) for s in trial.scales]
         yield fill, tuple(scales)
-
-
-def _cancelling(numbers: Numbers, inner: int, operands: int) -> Fill:
-    """Return terms of all sizes, each with both signs, at random places. Their sum has
-    only the errors of its order's roundings.
-    """
-    order = torch.randperm(inner, generator=numbers.generator)
-    half = inner // 2
-    one, other, left = order[:half], order[half : 2 * half], order[2 * half :]
-
-    def fill(t: torch.Tensor, k: int, row: int) -> None:
-        t.copy_(numbers.window(numbers.spread, t.shape))
-        if k == operands - 2:
-            t[..., other] = -t[..., one]
-            if half:
-                t[..., left] = 0.0
-        elif k == operands - 1:
-            t[..., other, :] = t[..., one, :]
-        else:
-            t.mul_(2**-10)
-
-    return fill
-
-
-def _normal(numbers: Numbers) -> Fill:
-    def fill(t: torch.Tensor, k: int, row: int) -> None:
-        t.copy_(numbers.window(numbers.normal, t.shape))
-
-    return fill
-
-
-def _every_other(numbers: Numbers, odd: int) -> Fill:
-    """Return NaN in every second row, which must not reach the rows beside it."""
-
-    def fill(t: torch.Tensor, k: int, row: int) -> None:
-        if row >= 0 and row % 2 == odd:
-            t.fill_(float("nan"))
-        else:
-            t.copy_(numbers.window(numbers.normal, t.shape))
-
-    return fill
-
-
-def _denormal(numbers: Numbers) -> Fill:
-    """Return numbers whose products are the smallest denormals."""
-
-    def fill(t: torch.Tensor, k: int, row: int) -> None:
-        small = torch.finfo(t.dtype).tiny ** 0.5 * 2**-4
-        t.copy_(numbers.window(numbers.normal, t.shape) * small)
-
-    return fill
-
-
-def _special(numbers: Numbers) -> Fill:
-    """Return zeros of both signs, infinities, NaN, largest numbers, and others."""
-
-    def fill(t: torch.Tensor, k: int, row: int) -> None:
-        most = torch.finfo(t.dtype).max
-        special = (0.0, -0.0, 0.0, float("inf"), float("nan"), most, -most, 1.0)
-        kinds = numbers.window(numbers.kinds, t.shape)
-        t.copy_(numbers.window(numbers.normal, t.shape))
-        for number, kind in enumerate(special):
-            t[kinds == number] = kind
-
-    return fill
 
 
 def _agree(

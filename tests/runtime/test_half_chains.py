@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuseopt.ir.products import CHAINED, Layout, Result, Trial
+from fuseopt.ir.products import CHAINED, Trial
 from fuseopt.runtime.chains import (
     IN_PAIRS,
     MOST_HALF,
@@ -21,6 +21,7 @@ from fuseopt.runtime.matrix_rows import same_bits
 from fuseopt.runtime.probes import Probes
 from tests.numerics.test_products import Pair, muon
 from tests.papers.matrices import LoopMuon, Matrices
+from tests.runtime.trials import trial_of
 
 HALF = torch.bfloat16
 SMALL = [(16, 16)] * 4 + [(16, 24)] * 2 + [(40, 48)] * 2
@@ -29,14 +30,7 @@ MANY = [(16, 16)] * 9 + [(8, 12)] * 7
 
 def trial(size: tuple[int, int, int], turned: str, op: str = "mm") -> Trial:
     """Two products; `turned`: which matrices are transposed."""
-    m, n, k = size
-    rows: list[Layout] = [((m, n), (n, 1), 0)] if op == "addmm" else []
-    rows.append(((m, k), (1, m) if "l" in turned else (k, 1), 0))
-    rows.append(((k, n), (1, k) if "r" in turned else (n, 1), 0))
-    stacked = tuple(((2, *s), (s[0] * s[1], *d), 0) for s, d, _ in rows)
-    scales = ("any", "any") if op == "addmm" else ()
-    result = (Result((m, n), (n, 1), "bf16"),)
-    return Trial(op, "bf16", "cpu", 2, tuple(rows), stacked, result, scales)
+    return trial_of("bf16", op, size, turned)
 
 
 @pytest.fixture
@@ -73,7 +67,8 @@ def in_turn(left: Any, right: Any, count: int, tree: bool) -> Any:
 
 @pytest.mark.parametrize("size", [(16, 16, 16), (5, 7, 11), (8, 20, 24), (3, 33, 37)])
 @pytest.mark.parametrize(
-    ("turned", "count", "tree"), [("", 4, False), ("l", 1, False), ("r", 8, True)]
+    ("turned", "count", "tree"),
+    [("", 4, False), ("l", 1, False), ("r", 8, True), ("lr", 4, False)],
 )
 def test_sums_in_turn(
     library: Chains, size: Any, turned: str, count: int, tree: bool

@@ -44,13 +44,15 @@ enum {
 // Of kind ADDED, which is BLAS's, fma(beta, add, alpha * sum) of the first block of
 // terms; of each later one alpha * sum is added. Of kind TIMES_RIGHT, which is BLAS's
 // on other processors, beta * add, to which the sums of left @ (alpha * right) are
-// added.
+// added. ZEROED: where BLAS adds nothing else, it adds the first sum to zero, which
+// changes the sign of a zero.
 // A kind of bfloat16 also has the number of its sums, times COUNT, and TREE: see
 // half_chains.h. Or it is IN_PAIRS: see pair_chains.h.
 enum {
   SCALED = 0,
   ADDED = 1,
   TIMES_RIGHT = 2,
+  ZEROED = 4,
   TREE = 2,
   COUNT = 4,
   MOST_SUMS = 8,
@@ -119,10 +121,11 @@ template <class T> struct Products {
   typedef T V __attribute__((vector_size(CHAIN_BYTES)));
   typedef T U __attribute__((vector_size(CHAIN_BYTES), aligned(sizeof(T)), may_alias));
 
-  // How a tile ends. Sums of a later block are added to what `out` has (`more`). One
-  // block adds beta times `add`, unless that is null: `fused`, or in two roundings.
+  // How a tile ends. Sums of a later block are added to what `out` has (`more`), those
+  // of the first one to zero (`zeroed`). One block adds beta times `add`, unless that
+  // is null: `fused`, or in two roundings.
   struct End {
-    bool more, fused;
+    bool more, zeroed, fused;
     const T* add;
     int64_t add_m, add_n;
     T beta, alpha;
@@ -161,6 +164,7 @@ template <class T> struct Products {
           __asm__("" : "+m"(x));  // a rounding before the next sum
         }
         if (end.more) x = *to + x;
+        if (end.zeroed) x = x + V{};
         if (end.add) {
           const T* from = end.add + r * end.add_m + w * L * end.add_n;
           V y;
@@ -292,8 +296,11 @@ template <class T> struct Products {
       int64_t part = k - from < block ? k - from : block;
       const T* a = left.at + from * left.n;
       Matrix<T> b = {right.at + from * right.m, right.m, right.n};
-      bool adds = kind == SCALED ? from + part == k : from == 0;
-      End end = {from > 0, kind == ADDED, adds ? add.at : 0, add.m, add.n, beta, alpha};
+      // BLAS adds to its first block, eager to the whole product
+      const bool first = from == 0, blas = kind & (ADDED | TIMES_RIGHT);
+      const T* adds = (blas ? first : from + part == k) ? add.at : 0;
+      const bool zeroed = first && kind & ZEROED && !(blas && adds);
+      End end = {!first, zeroed, bool(kind & ADDED), adds, add.m, add.n, beta, alpha};
       for (int64_t j = 0; j < n;) {
         bool two = n - j > L && (n >= 2 * L || k > block);
         int64_t width = two ? 2 * L : L;
@@ -331,13 +338,14 @@ template <class T> struct Products {
       Matrix<T> left = place_in<T>(c, w + LEFT, row, memory);
       Matrix<T> right = place_in<T>(c, w + RIGHT, row, memory);
       T beta = c->scales[2 * i], alpha = c->scales[2 * i + 1];
-      int64_t kind = w[KIND];
-      if (kind != SCALED && beta == T(0)) add.at = 0;
+      const int64_t kind = w[KIND];
+      const bool times_right = kind & TIMES_RIGHT;
+      if (kind & (ADDED | TIMES_RIGHT) && beta == T(0)) add.at = 0;
       T* rest = room;
-      if (kind != ADDED && alpha != T(1)) {
-        if (kind == SCALED) left = times(left, m, k, alpha, room);
-        else right = times(right, k, n, alpha, room);
-        rest += ((kind == SCALED ? m : n) * k + 15) / 16 * 16;
+      if (!(kind & ADDED) && alpha != T(1)) {
+        if (times_right) right = times(right, k, n, alpha, room);
+        else left = times(left, m, k, alpha, room);
+        rest += ((times_right ? n : m) * k + 15) / 16 * 16;
       }
       if (out.n == 1 || n == 1)
         one(m, n, k, out, add, left, right, kind, beta, alpha, w[TERMS], rest);

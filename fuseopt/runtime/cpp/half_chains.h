@@ -51,9 +51,11 @@ struct Halves {
         V x = a[i + c] - V{};
         s[c] = CHAIN_FMA(x, *(const U*)(b + (i + c) * bk), s[c]);
       }
-    if (tree)
+    if (tree) {
       for (int half = Count / 2; half; half /= 2)
         for (int c = 0; c < half; ++c) s[c] = s[c] + s[c + half];
+      s[0] = s[0] + V{};  // ATen adds zero, which changes the sign of a zero
+    }
     for (int64_t i = whole; i < k; ++i) {
       V x = a[i] - V{};
       V product = x * *(const U*)(b + i * bk);
