@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from ..capture.aten.added_products import added
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.host import Sym
 from ..capture.trace import Captured
 from ..compat import product_functions
 from ..config import Config
 from ..ir.graph import Batch, Symbol
-from ..ir.products import CHAINED, DENSE, SCALED, Options, Product, Trial
+from ..ir.products import CHAINED, DENSE, IN_PLACE, SCALED, Options, Product, Trial
 from ..runtime.chains import Chains, may_chain, orders
 from ..runtime.matrix_calls import BY_MATRIX, scaled_sum
 from ..runtime.probes import Probes
@@ -26,7 +28,10 @@ PRODUCTS = {
     torch.ops.aten.bmm.default: 2,
     torch.ops.aten.baddbmm.default: 3,
     scaled_sum: 3,
+    added: 3,
 }
+#: The names of those that ATen lacks.
+_OWN: dict[Any, str] = {scaled_sum: SCALED, added: IN_PLACE}
 
 
 class Products:
@@ -94,9 +99,7 @@ def _product(call: Call) -> Product | str:
             else:
                 return "a scale that the step computes"
     (result,) = call.outputs
-    op = SCALED
-    if call.func is not scaled_sum:
-        op = call.func._schema.name.removeprefix("aten::")
+    op = _OWN.get(call.func) or call.func._schema.name.removeprefix("aten::")
     return Product(op, tuple(x.buffer for x in refs), (result,), tuple(scales))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..capture import Captured
+from ..capture.aten.added_products import added
 from ..capture.aten.externs import Call, TensorRef
 from ..capture.scalars.host import Sym
 from ..ir.geometry import numel
@@ -32,7 +33,7 @@ from ..ir.products import CHAINED, SCALED, Layout, Product, Result, Trial
 from ..runtime.chains import HALF, MOST_HALF, multiplies_pairs
 from ..runtime.matrix_calls import scaled_sum
 from ..scheduler.batch_limits import refusal
-from ..scheduler.batch_operands import kind_of_scale
+from ..scheduler.batch_operands import anywhere, kind_of_scale
 from ..scheduler.dependencies import CPU
 from ..scheduler.passes import Batching
 from .iterations import DTYPES, MM, Facts, Place
@@ -60,7 +61,7 @@ class _Sum(NamedTuple):
 def has_products(captured: Captured) -> bool:
     """Has a step products on the CPU that generated code may make?"""
     buffers = captured.graph.buffers
-    products = (call for call in captured.calls if call.func in (MM, ADDMM))
+    products = (call for call in captured.calls if call.func in (MM, ADDMM, added))
     return any(_is_chains(buffers, call) for call in products)
 
 
@@ -218,6 +219,7 @@ def _trial(facts: Facts, group: list[_Sum]) -> Trial:
     """Return the trial of a batch of sums, each operand in a stack without gaps."""
     first, n = group[0], len(group)
     operands = [facts.buffers[b] for b in (first.x, first.left, first.right)]
+    columns = [*zip(*((s.x, s.left, s.right) for s in group), strict=True)]
     out = facts.buffers[first.made]
     return Trial(
         *(SCALED, out.dtype, out.device, n),
@@ -225,6 +227,7 @@ def _trial(facts: Facts, group: list[_Sum]) -> Trial:
         tuple(((n, *x.shape), (numel(x.shape), *x.stride), x.offset) for x in operands),
         (Result(out.shape, out.stride, out.dtype),),
         (_form(first.beta), _form(first.alpha)),
+        anywhere=anywhere(facts.buffers, columns),
     )
 
 

@@ -32,8 +32,12 @@ CHAINED = "chained"
 #: A product and what stands around it: `beta * add + (alpha * left) @ right`, with all
 #: roundings of eager.
 SCALED = "scaled_sum"
-#: The ops that are products, two of them of batches of matrices.
-TIMES = ("mm", "addmm", "bmm", "baddbmm", SCALED)
+#: `addmm` with the bits of a call that writes its first operand.
+IN_PLACE = "addmm_"
+#: The ops that are products, two of them of batches of matrices. PLACEABLE have a form
+#: that writes a given result.
+PLACEABLE = ("mm", "addmm", "bmm", "baddbmm")
+TIMES = (*PLACEABLE, SCALED, IN_PLACE)
 MERGED = ("bmm", "baddbmm")
 #: Constant arguments, by name.
 Options = tuple[tuple[str, object], ...]
@@ -44,7 +48,7 @@ class Product(NamedTuple):
 
     `op`: one of TIMES, or the name of another op of ATen. `operands`, `results`:
     buffers, in the order of the call's arguments and of its results. `scales`: beta and
-    alpha of addmm, baddbmm and SCALED. `options`: the other arguments of an op that is
+    alpha of ops that add. `options`: the other arguments of an op that is
     not in TIMES.
     """
 
@@ -93,7 +97,8 @@ class Trial(NamedTuple):
     `layouts`: of one row's operands, in the single call. `stacked`: shape, strides and
     offset of the operands of the batched call. `results`: of one row, without gaps.
     `scales`: "0", "1" or "-1" for numbers that BLAS treats specially, "any" for others.
-    `options`: see Product.
+    `options`: see Product. `anywhere`: the operands of the caller, by number, which may
+    begin at any element.
     """
 
     op: str
@@ -105,6 +110,7 @@ class Trial(NamedTuple):
     results: tuple[Result, ...]
     scales: tuple[str, ...]
     options: Options = ()
+    anywhere: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from ..codegen import Source
 from ..codegen.cpp.headers import header
 from ..codegen.cpp.structs import enumerators, fields
-from ..ir.products import SCALED, Layout, Trial
+from ..ir.products import IN_PLACE, SCALED, Layout, Trial
 from .cpp.toolchain import processor
 from .tables.host_numbers import CPU
 from .tables.words import HelperCall
@@ -29,12 +29,12 @@ _FILES = (Path(__file__).parent / "cpp" / f"{x}chains.h" for x in _KINDS)
 TEXT = "\n".join((header("modes"), *(x.read_text("utf-8") for x in _FILES)))
 SOURCE = Source("cpp", TEXT, "fuseopt_chain", ())
 #: The ops of a chain, and its dtypes.
-OPS, DTYPES = ("mm", "addmm", "bmm", SCALED), ("f32", "f64")
+OPS, DTYPES = ("mm", "addmm", "bmm", SCALED, IN_PLACE), ("f32", "f64")
 #: Products of bfloat16 that ATen makes without oneDNN have at most so many
 #: multiplications. Larger ones are faster in a batch.
 HALF, MOST_HALF = "bf16", 16**3
-#: The op whose scales and sum are those of BLAS.
-ADDED = "addmm"
+#: The ops whose scales and sum are those of BLAS.
+ADDED = ("addmm", IN_PLACE)
 #: Rows of a trial.
 ROWS = 2
 #: Most terms of one sum in MKL, by processor.
@@ -158,14 +158,14 @@ def orders(trial: Trial) -> list[str]:
         if most < k < 2 * most:
             found.append(k // 2)
         found.append(-(-k // -(-k // most)))  # equal sums
-    rights = ("", TIMES_RIGHT) if trial.op == ADDED else ("",)
+    rights = ("", TIMES_RIGHT) if trial.op in ADDED else ("",)
     ends = [f"{right}{zeroed}" for right in rights for zeroed in ("", ZEROED)]
     return [f"{n}{end}" for n in dict.fromkeys(found) for end in ends]
 
 
 def _is_chained_half(trial: Trial, chains: Chains) -> bool:
     """Is it a product of bfloat16 whose order a chain has?"""
-    ops = trial.op in ("mm", ADDED)
+    ops = trial.op in ("mm", *ADDED)
     return trial.dtype == HALF and ops and (chains.pairs or _is_small(trial))
 
 
@@ -208,7 +208,7 @@ def step_of(
     beta, alpha = scales or (0.0, 1.0)
     first = add[0] if add else None
     terms, _, _ = order.partition(" ")
-    kind, each = _ADDED if op == ADDED else _SCALED, size[2]
+    kind, each = _ADDED if op in ADDED else _SCALED, size[2]
     if order == IN_PAIRS:
         kind += _PAIRS
     elif itemsize == 2:

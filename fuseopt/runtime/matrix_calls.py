@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ..capture.aten.added_products import added
 from ..compat import bound_op
-from ..ir.products import SCALED, Options
+from ..ir.products import IN_PLACE, SCALED, Options
 
 _ATEN = torch.ops.aten
 _NUMBERS = {
@@ -79,9 +80,8 @@ def scaled_sum(
 
 def product_call(op: str) -> Callable[..., torch.Tensor]:
     """Return the function of one product, by its op."""
-    found: Callable[..., torch.Tensor] = (
-        scaled_sum if op == SCALED else getattr(torch, op)
-    )
+    own: dict[str, Callable[..., torch.Tensor]] = {SCALED: scaled_sum, IN_PLACE: added}
+    found: Callable[..., torch.Tensor] = own.get(op) or getattr(torch, op)
     return found
 
 

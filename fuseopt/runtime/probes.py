@@ -25,7 +25,8 @@ import torch
 
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
-from ..ir.products import DENSE, MERGED, PADDED, TIMES, Trial
+from ..ir.graph import DTYPE_BYTES
+from ..ir.products import DENSE, MERGED, PADDED, TIMES, Layout, Trial
 from ..locks import new_lock
 from . import fills
 from .chains import ORDER, Chains, batched_in_chain, of_two_rows, orders
@@ -281,7 +282,7 @@ def _tried(trial: Trial, chains: Chains | None) -> str:
     with torch.no_grad():
         for answer, call in calls.items():
             made = functools.partial(_agree, trial, answer, call)
-            if all(made(fill, scales) for fill, scales in _rounds(trial)):
+            if all(made(turn, *x) for turn, x in enumerate(_rounds(trial))):
                 return answer
     return ""
 
@@ -315,12 +316,14 @@ def _agree(
     trial: Trial,
     way: str,
     batched_call: Callable[..., None],
+    turn: int,
     fill: Fill,
     scales: tuple[float, ...],
 ) -> bool:
     """Have all rows of one batched call the bits of their single calls?
 
-    `batched_call`: operands, result, scales.
+    `batched_call`: operands, result, scales. Operands of the caller begin at another
+    element in each `turn` and row.
     """
     dtype, n = NAMED_DTYPES[trial.dtype], trial.rows
     singles: list[list[torch.Tensor]] = [[] for _ in range(n)]
@@ -328,9 +331,12 @@ def _agree(
     for k, (layout, place) in enumerate(zip(trial.layouts, trial.stacked, strict=True)):
         whole = padded_tensor(place, dtype, trial.device, BEHIND)
         shared = place[1][0] == 0 and place[0][0] > 1
-        once = padded_tensor(layout, dtype, trial.device)
+        once: torch.Tensor | None = None
         for row in range(n):
-            single = once if shared else padded_tensor(layout, dtype, trial.device)
+            single = once if shared else None
+            if single is None:
+                moved = _moved(trial, layout, k, turn * n + row)
+                single = once = padded_tensor(moved, dtype, trial.device)
             if row == 0 or not shared:
                 filled(single, fill, k, -1 if shared else row)
                 rows_of(whole, n, single.dim())[row].copy_(single)
@@ -345,6 +351,14 @@ def _agree(
         same_bits(call(*operands, **keywords), rows[row])
         for row, operands in enumerate(singles)
     )
+
+
+def _moved(trial: Trial, layout: Layout, k: int, turn: int) -> Layout:
+    """Return the layout of an operand that begins elsewhere, if the caller has it."""
+    if k not in trial.anywhere:
+        return layout
+    shape, stride, offset = layout
+    return shape, stride, offset + turn * (2 * k + 1) % (64 // DTYPE_BYTES[trial.dtype])
 
 
 def _out(trial: Trial, way: str, dtype: torch.dtype) -> torch.Tensor:

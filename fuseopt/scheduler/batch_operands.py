@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from ..ir.geometry import numel
 from ..ir.graph import DTYPE_BYTES, Buffer
 from ..ir.products import Layout, Operand, Stack
@@ -55,6 +57,21 @@ def uneven(stack: Stack) -> bool:
     """Do rows of numbers, whose sums depend on alignment, begin at any byte?"""
     gap = GAP if stack.device == CPU else GAP_REMOTE
     return stack.dtype in MOST and stack.step % gap != 0
+
+
+def anywhere(
+    buffers: Sequence[Buffer], columns: Iterable[Sequence[int]]
+) -> tuple[int, ...]:
+    """Return the operands, by number, with rows that the caller has.
+
+    Temps begin where eager's do. `columns` has the buffers of each operand's rows.
+    """
+    temps = {x.storage for x in buffers if x.kind == "temp"}
+    return tuple(
+        k
+        for k, rows in enumerate(columns)
+        if any(buffers[b].storage not in temps for b in rows)
+    )
 
 
 def kind_of_scale(scale: object) -> str:

@@ -38,6 +38,7 @@ from .batch_limits import COPY, COPY_REMOTE, refusal
 from .batch_operands import (
     GAP,
     Refused,
+    anywhere,
     contiguous_strides,
     kind_of_scale,
     layout_of,
@@ -291,6 +292,7 @@ class _Batcher:
             tuple(Result(x.shape, x.stride, x.dtype) for x in outs),
             tuple(map(kind_of_scale, p.scales)),
             p.options,
+            anywhere(self.graph.buffers, columns) if p.op in TIMES else (),
         )
         # generated code writes a transposed result too
         contiguous = p.op in TIMES and p.op != SCALED

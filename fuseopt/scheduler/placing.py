@@ -18,7 +18,7 @@ from ..ir.graph import (
     Step,
     storage_bytes,
 )
-from ..ir.products import TIMES, Product
+from ..ir.products import PLACEABLE, Product
 from .batch_limits import MOST, PLACED
 from .batch_operands import contiguous_strides
 from .dependencies import CPU
@@ -69,7 +69,7 @@ def _products(batching: Batching, steps: Sequence[Step]) -> Iterator[Product]:
     """Yield the single products among steps."""
     for step in steps:
         product = batching.product(step.payload) if isinstance(step, Extern) else ""
-        if isinstance(product, Product) and product.op in TIMES:
+        if isinstance(product, Product) and product.op in PLACEABLE:
             yield product
 
 
@@ -82,7 +82,7 @@ def _called(graph: Graph, batching: Batching, steps: Sequence[Step]) -> set[int]
         values = set(step.writes)
         if isinstance(step, Extern):
             product = batching.product(step.payload)
-            if not isinstance(product, Product) or product.op not in TIMES:
+            if not isinstance(product, Product) or product.op not in PLACEABLE:
                 values |= set(step.reads)
         found.update(graph.buffers[graph.values[v]].storage for v in values)
     return found
