@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -217,7 +218,7 @@ class PreparedBatch:
         if self._allowed is None or now is None:
             return True
         for kind, scale in zip(self.batch.trial.scales, scales, strict=True):
-            if kind == "any" and scale in _APART:
+            if kind == "any" and _is_apart(scale, self.batch.trial.dtype):
                 return False
         known = self._known.get(now)
         if known is None:
@@ -298,6 +299,14 @@ class PreparedBatch:
 
         call = product if op in TIMES else other
         return call if self.autocast is None else WithinAutocast(call, self.autocast)
+
+
+def _is_apart(scale: float, dtype: str) -> bool:
+    """Does BLAS treat a number specially, as it rounds it? Denormals may be zeros."""
+    if dtype != "f64":
+        scale = ctypes.c_float(scale).value
+    of = torch.float64 if dtype == "f64" else torch.float32
+    return scale in _APART or abs(scale) < torch.finfo(of).tiny
 
 
 def _number(scale: Any, memory: Memory) -> float:

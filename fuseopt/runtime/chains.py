@@ -64,6 +64,8 @@ class ProductChain(ctypes.Structure):
     """Products that C makes for each row in turn."""
 
     _fields_ = fields(TEXT, "ProductChain")
+    #: keeps `memory` alive
+    rooms: object = None
 
 
 class Chains(NamedTuple):
@@ -268,7 +270,7 @@ def chain_call(
     struct = ProductChain(rows, len(steps), itemsize)
     struct.local = local
     struct.room = -(-(local + copied) // _APART) * _APART
-    memory = _Rooms()
+    struct.rooms = memory = _Rooms()
     function = chains.library.fuseopt_chain
     arrays: dict[str, array[Any]] = {
         "words": words,

@@ -117,6 +117,17 @@ def begins_at(t: torch.Tensor | None, first: int) -> torch.Tensor:
     return place.view(t.shape).copy_(t)
 
 
+class Scaled(Matrices):
+    """One product in place of the parameter, with the scales of the group."""
+
+    def __init__(self, params: Any, dtype: Any = None) -> None:
+        super().__init__(params, lr=0.5, momentum=0.7)
+
+    def update(self, p: Any, g: Any, state: Any, group: Any) -> None:
+        x = g * 0.5
+        p.copy_(torch.addmm(x, x, x, beta=group["momentum"], alpha=group["lr"]))
+
+
 class Added(Matrices):
     """Products that are added to state in place, with scales that the group moves."""
 
@@ -148,6 +159,30 @@ def test_sums_of_products_in_place(shapes: Any, dtype: Any, library: Chains) -> 
         pair.run(3)
     ways = {b.op: b.way for b in pair.report.batches}
     assert ways["addmm"] == CHAINED
+
+
+@pytest.mark.usefixtures("bits")
+@pytest.mark.parametrize("rate", [1e-60, 1e-40, 1 + 1e-12])
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_scale_that_blas_rounds(rate: float, flush: bool) -> None:
+    """BLAS does not read the matrices of a product with zero, infinities or not."""
+    pair = Pair(Scaled, [(16, 16)] * 2)
+    pair.run(2)
+    torch.set_flush_denormal(flush)
+    try:
+        for option in ("lr", "momentum"):
+            for optimizer in (pair.plain, pair.compiled):
+                optimizer.param_groups[0].update({"lr": 0.5, "momentum": 0.7})
+                optimizer.param_groups[0][option] = rate
+            pair.gradients()
+            for p, q in zip(pair.params, pair.others, strict=True):
+                assert p.grad is not None
+                assert q.grad is not None
+                p.grad[3, 4] = q.grad[3, 4] = float("inf")
+            pair.step()
+            pair.check()
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

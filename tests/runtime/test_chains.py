@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from fuseopt.runtime import executor
 from fuseopt.runtime.chained_batches import Chain, ChainedBatches
 from fuseopt.runtime.chains import (
     Chains,
+    _Rooms,
     batched_in_chain,
     chain_call,
     in_room,
@@ -137,6 +140,30 @@ def test_rows_in_turn(library: Chains, threads: int) -> None:
     batched_in_chain(library, [x, x.mT], gram, ())
     batched_in_chain(library, [gram, x], wanted, ())
     assert same_bits(out, wanted)
+
+
+def test_a_call_of_c_keeps_the_rooms_of_its_threads(
+    library: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may hold the call when its chain has another one."""
+    made: list[weakref.ref[Any]] = []
+    of = _Rooms.of
+
+    def seen(self: _Rooms, size: int) -> int:
+        made.append(weakref.ref(self))
+        return of(self, size)
+
+    monkeypatch.setattr(_Rooms, "of", seen)
+    x, out = torch.randn(2, 24, 24), torch.empty(2, 24, 24)
+    step = step_of((24, 24, 24), [place_of(x), place_of(x.mT)], place_of(out), ())
+    call = chain_call(library, 2, 4, [step], 0)(1)
+    gc.collect()
+    (room,) = made
+    assert room() is not None
+    call()
+    del call
+    gc.collect()
+    assert room() is None
 
 
 # ---------------------------------------------------------------- steps
