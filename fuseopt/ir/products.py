@@ -98,7 +98,7 @@ class Trial(NamedTuple):
     offset of the operands of the batched call. `results`: of one row, without gaps.
     `scales`: "0", "1" or "-1" for numbers that BLAS treats specially, "any" for others.
     `options`: see Product. `anywhere`: the operands of the caller, by number, which may
-    begin at any element.
+    begin at any element; none on a device.
     """
 
     op: str

@@ -62,15 +62,15 @@ def uneven(stack: Stack) -> bool:
 def anywhere(
     buffers: Sequence[Buffer], columns: Iterable[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Return the operands, by number, with rows that the caller has.
+    """Return the operands on the CPU, by number, with rows that the caller has.
 
     Temps begin where eager's do. `columns` has the buffers of each operand's rows.
     """
-    temps = {x.storage for x in buffers if x.kind == "temp"}
+    aligned = {x.storage for x in buffers if x.kind == "temp" or x.device != CPU}
     return tuple(
         k
         for k, rows in enumerate(columns)
-        if any(buffers[b].storage not in temps for b in rows)
+        if any(buffers[b].storage not in aligned for b in rows)
     )
 
 
