@@ -163,10 +163,15 @@ class Memory:
             self._storages[buffer.storage] = arena, first - at
             return
         memory = self.layout.homes.get(buffer.storage)
-        if memory is None:
-            size = self.layout.bytes_of(buffer.storage)
-            memory = torch.empty(size, dtype=torch.uint8, device=buffer.device)
+        if memory is not None:
+            self._storages[buffer.storage] = memory, 0
+            return
+        size = self.layout.bytes_of(buffer.storage)
+        memory = torch.empty(size, dtype=torch.uint8, device=buffer.device)
         self._storages[buffer.storage] = memory, 0
+        # kernels find each of its views by an address
+        for b in self.layout.members[buffer.storage]:
+            self.tensor(b)
 
     def allocate(self, temps: Sequence[int]) -> None:
         """Allocate the temps among these that need it: see Layout.without_memory."""

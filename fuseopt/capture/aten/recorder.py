@@ -27,6 +27,7 @@ from .foreach import results as new_tensors
 from .ops import FOREACH_REDUCTIONS, OpInfo, column, lowering, op_info, position
 from .pointwise import is_number
 from .stacks import CHAINS, Stack, Stacks, pieces_of
+from .values_alone import without_vectors
 
 #: Scale arguments: a rule treats a missing one as a factor of 1.
 SCALES = frozenset({"alpha", "value"})
@@ -42,6 +43,8 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
         #: the number of calls that were more than elementwise arithmetic
         self.others = 0
         self.items = 0  # the number of reads of numbers from tensors
+        #: the name of the function or method that the step calls
+        self.function = ""
         #: the first call on tensors with dimensions that is not elementwise, see OpInfo
         self.beyond = ""
 
@@ -57,6 +60,10 @@ class Recorder(Externs, DISPATCH_MODE):  # type: ignore[misc]
             return self._extern(func, args, {}, out, "autocast may keep this cast")
         bound = dict(zip(op.arguments, args, strict=False))
         bound.update(kwargs)
+        values = without_vectors(self.function, func, bound)
+        if values is not None:
+            args, kwargs = (bound["A"],), values
+            bound.update(values)
         self._wanted = ""
         tensors = [t for x in bound.values() for t in tensors_in(x)]
         if not all(t.is_meta for t in tensors):

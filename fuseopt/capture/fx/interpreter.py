@@ -25,6 +25,7 @@ from ...errors import CaptureError, FuseoptError, UnsupportedInput, is_own
 from ..aten.constants import swap
 from ..aten.dtypes import PARTS
 from ..aten.recorder import Recorder
+from ..aten.values_alone import called
 from ..scalars.device import Computed, kind_of, operation
 from ..scalars.host import Arg, Item, Scalars, Sym
 from .arguments import INDEXING, flatten, literals, without_lists
@@ -132,6 +133,8 @@ class Interpreter:
         first = self.origin[id(twin)] = self.recorder.buffers[buffer].source
         if t.requires_grad:
             self.leaves.add(first)
+            # `matmul` folds a batch that it multiplies by such a tensor
+            twin.requires_grad_()
         if first != index:
             self.twins.append((index, first))
         self.devices[id(twin)] = t.device.type
@@ -177,6 +180,7 @@ class Interpreter:
         with self.recorder:
             for node in nodes:
                 self.recorder.line = source_line(node)
+                self.recorder.function = called(node)
                 try:
                     self.env[node] = self._node(node)
                 except FuseoptError:
