@@ -139,7 +139,7 @@ def like_another(o: Optimizer, mesh: DeviceMesh) -> None:
     first(o).grad = DTensor(local(grad) * 3, grad._spec, requires_grad=False)
 
 
-OF_A_TENSOR = [*OF_A_TENSOR, as_a_view, transposed, moved_storage]
+OF_A_TENSOR = [*OF_A_TENSOR, as_a_view, moved_storage]
 OF_ALL = [on_another_mesh, parts_exchanged, like_another]
 OF_STATE = [lambda o, m, change=change: change(state_of(o)) for change in OF_A_TENSOR]
 OF_PARAMETER = [lambda o, m, change=change: change(first(o)) for change in OF_A_TENSOR]
@@ -182,6 +182,19 @@ def test_gradients_that_only_eager_can_take(
 ) -> None:
     want = walk("", mesh, change, momentum, single)
     assert_same(walk(WAYS[0], mesh, change, momentum, single), want)
+
+
+@pytest.mark.parametrize("of", [state_of, first])
+def test_transposed_parts_run_in_eager(
+    mesh: DeviceMesh, single: list[bool], of: Callable[[Any], Any]
+) -> None:
+    def change(o: Optimizer, mesh: DeviceMesh) -> None:
+        transposed(of(o))
+
+    want = walk("", mesh, change, adamw, single)
+    with pytest.warns(RuntimeWarning, match=r"runs in eager.* (layout|laid|size)"):
+        got = walk(WAYS[0], mesh, change, adamw, single)
+    assert_same(got, want)
 
 
 @pytest.mark.parametrize("way", WAYS)
