@@ -1,8 +1,8 @@
 """Decompositions of which eager computes the values alone.
 
-`eigvalsh`, `svdvals`, and the norms that call these ask ATen for no vectors. Where a
-mode sees the call, as while a step is recorded, ATen asks for them. LAPACK then goes
-another way, and its values have other bits.
+`eigvalsh`, `svdvals`, and the norms that call these compute no vectors. While a step is
+recorded, ATen computes them all the same. LAPACK then goes another way, and its values
+have other bits.
 """
 
 from __future__ import annotations
