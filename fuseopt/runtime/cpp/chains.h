@@ -95,8 +95,8 @@ template <class T> static Matrix<T> turned(Matrix<T> x) { return {x.at, x.n, x.m
 
 // Is left @ right, of m x n, a product X X^T? Sums of x * y and y * x are the same, so
 // half of it is copied.
-template <class T> static bool is_gram(int64_t m, int64_t n, Matrix<T> left,
-                                       Matrix<T> right) {
+template <class T>
+static bool is_gram(int64_t m, int64_t n, Matrix<T> left, Matrix<T> right) {
   return left.at == right.at && m == n && left.m == right.n && left.n == right.m;
 }
 
@@ -323,8 +323,7 @@ template <class T> struct Products {
   static Matrix<T> times(Matrix<T> x, int64_t m, int64_t n, T number, T* to) {
     if (x.m == 1 && x.n != 1) return turned(times(turned(x), n, m, number, to));
     for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < n; ++j)
-        to[i * n + j] = x.at[i * x.m + j * x.n] * number;
+      for (int64_t j = 0; j < n; ++j) to[i * n + j] = x.at[i * x.m + j * x.n] * number;
     return {to, n, 1};
   }
 
