@@ -93,8 +93,8 @@ template <class T> struct Matrix {
 
 template <class T> static Matrix<T> turned(Matrix<T> x) { return {x.at, x.n, x.m}; }
 
-// Is left @ right, of m x n, a product X X^T? Sums of x * y and y * x are the same, so
-// half of it is copied.
+// Returns whether left @ right, of m x n, is X X^T. Half of that is copied: sums of
+// x * y and of y * x are the same.
 template <class T>
 static bool is_gram(int64_t m, int64_t n, Matrix<T> left, Matrix<T> right) {
   return left.at == right.at && m == n && left.m == right.n && left.n == right.m;
