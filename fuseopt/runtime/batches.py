@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..capture.aten.added_products import ALIGNED
 from ..capture.aten.autocast import Autocast, WithinAutocast
 from ..capture.aten.dtypes import NAMED_DTYPES
 from ..ir.graph import Batch, Buffer, MemoryPlan, Stack, Symbol
@@ -20,6 +21,7 @@ from .matrix_rows import padded_tensor, rows_of
 from .memory import Layout, Memory
 from .probes import Circumstances, circumstances
 from .run_tables import KEPT
+from .tables.host_numbers import CPU
 
 #: Scales that BLAS treats specially.
 _APART = frozenset((0.0, 1.0, -1.0))
@@ -235,8 +237,9 @@ class PreparedBatch:
         scratch: torch.Tensor | None,
         before: list[Callable[[], object]],
     ) -> list[torch.Tensor] | None:
-        """Return the operands of the batched call; None if a tensor's layout differs
-        from the tried one. `before` gets the calls that copy operands in C.
+        """Return the operands of the batched call; None if a tensor's layout or
+        alignment differs from the tried one. `before` gets the calls that copy operands
+        in C.
         """
         operands: list[torch.Tensor] = []
         helper = memory.layout.helper
@@ -250,6 +253,9 @@ class PreparedBatch:
             first = self.buffers[operand.buffers[0]]
             if any(t.stride() != first.stride for t in rows):
                 return None
+            if self._allowed is not None and self.device != CPU:
+                if any(_begins_elsewhere(t, first.offset) for t in rows):
+                    return None
             if helper is None or scratch is None or k not in self._gathered:
                 operands.append(_together(operand, rows))
                 continue
@@ -299,6 +305,14 @@ class PreparedBatch:
 
         call = product if op in TIMES else other
         return call if self.autocast is None else WithinAutocast(call, self.autocast)
+
+
+def _begins_elsewhere(t: torch.Tensor, offset: int) -> bool:
+    """Has `t` not the alignment of a new tensor's part that begins at this element?
+
+    A library may multiply by another kernel then. On a CPU a probe tries all places.
+    """
+    return (t.data_ptr() - offset * t.itemsize) % ALIGNED != 0
 
 
 def _is_apart(scale: float, dtype: str) -> bool:

@@ -15,7 +15,7 @@ from fuseopt.compiler.session import session
 from fuseopt.runtime import run_tables
 from fuseopt.runtime.probes import Probes
 from fuseopt.runtime.sites import Site
-from tests.papers.matrices import A, B, C, LoopMuon
+from tests.papers.matrices import A, B, C, LoopMuon, Matrices
 from tests.simulated.twins import SimTwins
 
 pytest.importorskip("triton")
@@ -286,3 +286,29 @@ def test_memory_of_a_branch_is_not_used_again_beside_it(sim: ModuleType) -> None
     graph.replay()
     assert set(out.tolist()) == {3.0}
     assert places != [alive["y"].data_ptr()]
+
+
+class Squares(Matrices):
+    """Multiplies gradients, which lie apart."""
+
+    def update(self, p: Tensor, g: Tensor, state: Any, group: Any) -> None:
+        p.sub_(g @ g.mT @ p, alpha=1e-3)
+
+
+@pytest.mark.parametrize("first", [0, 1, 16])
+def test_unaligned_matrices_of_the_caller_are_single_calls(
+    sim: ModuleType, first: int
+) -> None:
+    """A library may choose another kernel where a matrix begins elsewhere."""
+    twins = SimTwins(Squares, [(8, 8)] * 4, check=True)
+    for _ in range(5):
+        twins.set_grads()
+        for p in (*twins.params, *twins.eager_params):
+            assert p.grad is not None
+            place = torch.empty(p.numel() + first, device=p.device)[first:]
+            p.grad = place.view(p.shape).copy_(p.grad)
+        twins.step_eager()
+        with sim.counting() as found:
+            twins.optimizer.step()
+        assert twins.differences() == []
+    assert products(found) == (8 if first == 1 else 2)
