@@ -66,7 +66,9 @@ def _compiled(
     if decision.parts:
         return _split(gm, args, config, decision.parts)
     if decision.whole != "update":
-        eager = decision.whole == "eager"
+        if decision.whole == "eager step":
+            _warn_of(decision.why, config)
+        eager = decision.whole != "fallback"
         return _fall_back(gm, args, config, decision.why, eager)
     parts = [PartReport("all", "fuseopt", decision.why)] if decision.why else []
     return _update(gm, args, config, parts, clock)
@@ -187,10 +189,10 @@ def _failed(
     return internal_errors.report(error, gm, args, config, "The step runs in eager.")
 
 
-def _warn_of(error: CaptureError, config: Config) -> None:
-    """Warn once that a step runs in eager, where that is unexpected."""
-    if isinstance(error, EagerOnly) and config.fallback != "error":
-        session.warn_once(f"fuseopt: a step runs in eager, because {error}")
+def _warn_of(reason: CaptureError | str, config: Config) -> None:
+    """Warn once that a step runs in eager, unless the options forbid that."""
+    if config.fallback != "error":
+        session.warn_once(f"fuseopt: a step runs in eager, because {reason}")
 
 
 def _warn_of_eager(error: CannotBuild) -> None:

@@ -69,10 +69,10 @@ class Decision:
     """Place where a graph runs.
 
     `parts`: in order; empty if the graph stays whole. `whole`: "update", "fallback"
-    (the option) or "eager". `why`: the reason.
+    (the option), "eager", or "eager step" with a warning. `why`: the reason.
     """
 
-    whole: Literal["update", "fallback", "eager"]
+    whole: Literal["update", "fallback", "eager", "eager step"]
     why: str
     parts: tuple[Part, ...] = ()
 
@@ -318,7 +318,7 @@ def decide(gm: GraphModule, args: Sequence[Any], in_step: bool = False) -> Decis
     if any(map(_nests, facts.calls)):
         # such calls enter and leave levels of transforms: no part can run alone
         why = "the step is written with a transform (torch.func.grad, torch.vmap)"
-        return Decision("eager", why)
+        return Decision("eager step", why)
     if any(n in facts.recorded for n in facts.writes):
         why = "autograd records the writes of this graph, so eager runs it"
         return Decision("eager", why)

@@ -158,7 +158,8 @@ def test_what_no_rule_covers_runs_in_eager_and_says_so() -> None:
         p.add_(p.sum().item() % 3)
 
     p = torch.ones(4)
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+    warns = pytest.warns(RuntimeWarning, match="a step runs in eager")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), warns:
         step(p)
     assert torch.equal(p, torch.full((4,), 4.0))
     (report,) = fuseopt.reports()
