@@ -169,9 +169,10 @@ class Memory:
         size = self.layout.bytes_of(buffer.storage)
         memory = torch.empty(size, dtype=torch.uint8, device=buffer.device)
         self._storages[buffer.storage] = memory, 0
-        # kernels find each of its views by an address
-        for b in self.layout.members[buffer.storage]:
-            self.tensor(b)
+        if buffer.storage in self.layout.plan.returned:
+            # rows of a batch are copied there; kernels find all views by addresses
+            for b in self.layout.members[buffer.storage]:
+                self.tensor(b)
 
     def allocate(self, temps: Sequence[int]) -> None:
         """Allocate the temps among these that need it: see Layout.without_memory."""
